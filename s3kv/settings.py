@@ -1,0 +1,237 @@
+"""Every setting, frozen, with its unit in its name.
+
+Sources, later ones win: defaults, the YAML file that `S3KV_CONFIG` names, `S3KV_<SECTION>__<NAME>` variables,
+arguments of a command. Unknown keys are refused (SlateDB's practice: a typo must not be a silent default).
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from s3kv.errors import ConfigError
+
+CONFIG_VARIABLE = "S3KV_CONFIG"
+MIB = 1 << 20
+GIB = 1 << 30
+
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Count = Annotated[int, Field(gt=0)]
+Bytes = Annotated[int, Field(gt=0)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class StoreSettings(Section):
+    url: str = Field(
+        default_factory=lambda: "file://" + str(Path(tempfile.gettempdir()) / f"s3kv-{os.getuid()}" / "store"),
+        description="Where objects live: s3://bucket/prefix, file:///folder, or memory:// (tests).",
+    )
+    client: Literal["obstore", "aioboto3"] = Field(
+        "obstore", description="Who carries the bytes. aioboto3 covers what only botocore does, at more CPU a byte."
+    )
+    region: str | None = Field(None, description="AWS region of the bucket; the AWS chain decides when unset.")
+    endpoint: str | None = Field(None, description="URL of an S3-compatible server; AWS when unset.")
+    path_style: bool | None = Field(None, description="Bucket in the path; default: yes when an endpoint is set.")
+    ca_bundle: Path | None = Field(None, description="PEM file of the CAs to trust; the system's when unset.")
+    tls_verify: bool = Field(True, description="False accepts any certificate, and says so in the log at every start.")
+    access_key_id: str | None = Field(None, description="Static key; the AWS credential chain when unset.")
+    secret_access_key: SecretStr | None = Field(None, description="Secret of access_key_id.")
+    session_token: SecretStr | None = None
+    profile: str | None = Field(None, description="Profile of the AWS configuration files.")
+    conditional_put: Literal["auto", "native", "none"] = Field(
+        "auto", description="Whether If-None-Match is honoured. auto: detected once; none: head before put."
+    )
+    delete_mode: Literal["batch", "single"] = Field(
+        "batch", description="single: one request a key, for stores that refuse bulk deletes."
+    )
+    checksums: Literal["when_required", "when_supported"] = Field(
+        "when_required", description="aioboto3 only: when stores refuse x-amz-checksum-*, leave when_required."
+    )
+    max_connections: Count = 64
+    connect_timeout_s: Positive = 5.0
+    request_timeout_s: Positive = Field(30.0, description="Deadline of one call, retries included.")
+    retries: int = Field(4, ge=0, description="Tries after the first, with jitter, within request_timeout_s.")
+    backoff_initial_s: Positive = 0.1
+    backoff_max_s: Positive = 5.0
+    breaker_failures: Count = Field(8, description="Failures in a row that open the circuit breaker.")
+    breaker_reset_s: Positive = Field(5.0, description="How long it stays open before one call probes.")
+
+
+class TierSettings(Section):
+    capacity_bytes: Bytes = Field(4 * GIB, description="Host memory for all namespaces of the node.")
+    hugepages: bool = False
+    pin: Literal["auto", "require", "never"] = Field(
+        "auto", description="Register arenas with CUDA; auto falls back to pageable copies with a warning."
+    )
+    dirty_max_fraction: Fraction = Field(0.5, description="Share of slots that may wait for upload; more is dropped.")
+
+
+class SaveSettings(Section):
+    enabled: bool = True
+    ring_max_bytes: Bytes = Field(1 * GIB, description="Cap of the snapshot ring in GPU memory.")
+    min_priority: int = Field(0, ge=0, le=100, description="Blocks of lower retention priority are not saved.")
+    generated: bool = Field(True, description="Save blocks that hold generated tokens too.")
+
+
+class LoadSettings(Section):
+    policy: Literal["wait", "resident", "park"] = Field(
+        "wait", description="wait: fetch within the budget; resident: never wait; park: hold the request meanwhile."
+    )
+    wait_ms_per_1k_tokens: NotNegative = Field(10.0, description="Budget earned by each 1,000 tokens still in storage.")
+    wait_cap_ms: NotNegative = Field(300.0, description="Cap of the budget of one match; 0 never waits.")
+    min_tokens: int = Field(0, ge=0, description="Offers smaller than this are not made.")
+    max_pinned_fraction: Fraction = Field(0.8, description="Share of slots that offers may pin at once.")
+
+
+class UploadSettings(Section):
+    enabled: bool = True
+    chunk_target_bytes: Bytes = Field(32 * MIB, description="A run is sealed once its chunk is this large.")
+    seal_age_s: Positive = Field(5.0, description="A run is sealed at this age.")
+    seal_grace_s: NotNegative = Field(0.2, description="After a request ends its run waits this long for late commits.")
+    inflight_bytes: Bytes = 256 * MIB
+    concurrency: Count = 8
+    give_up_s: Positive = Field(120.0, description="A chunk not stored by then is dropped and counted.")
+    codec: Literal["raw", "zstd", "auto"] = "auto"
+    zstd_level: int = Field(1, ge=1, le=19)
+    threads: Count = Field(default_factory=lambda: max(1, min(8, (os.cpu_count() or 2) // 2)))
+
+
+class FetchSettings(Section):
+    concurrency: Count = 16
+    inflight_bytes: Bytes = 512 * MIB
+    deadline_s: Positive = 20.0
+
+
+class CatalogSettings(Section):
+    index_dir: Path | None = Field(None, description="Folder of the local index; default: beside the socket.")
+    poll_interval_s: Positive = 5.0
+    publish_interval_s: Positive = Field(0.5, description="Records of chunks made within this are one log segment.")
+    poll_overlap_s: NotNegative = Field(60.0, description="How far back each poll lists, against clock skew.")
+    max_clock_skew_s: Positive = 300.0
+    compact_after_segments: Count = 256
+    map_bytes: Bytes = Field(64 * GIB, description="Address space of the index (sparse; not memory, not disk).")
+
+
+class AgentSettings(Section):
+    socket: Path = Field(
+        default_factory=lambda: Path(tempfile.gettempdir()) / f"s3kv-{os.getuid()}" / "agent.sock",
+        description="Unix socket of the node's agent.",
+    )
+    autostart: bool = Field(True, description="The engine's leader starts an agent when none listens.")
+    start_timeout_s: Positive = 20.0
+    call_timeout_s: Positive = Field(0.25, description="What an engine's call waits for the agent beyond its budget.")
+    reconnect_s: Positive = Field(1.0, description="Pause between tries to reach a lost agent.")
+    idle_exit_s: NotNegative = Field(0.0, description="Exit after this long without a client; 0 never does.")
+    drain_s: Positive = Field(20.0, description="How long SIGTERM flushes before it says what was not.")
+    metrics_port: int | None = Field(None, ge=0, le=65535, description="Prometheus on 127.0.0.1; unset: none.")
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    max_clients: Count = 256
+
+
+class IdentitySettings(Section):
+    model: str | None = Field(None, description="Name of the model in namespace.json; default: from the engine.")
+    fingerprint: str | None = Field(None, description="Identity of the weights; overrides the checkpoint's own.")
+    adapters: dict[str, str] = Field(default_factory=dict, description="LoRA id of this server -> adapter identity.")
+    extra: dict[str, str] = Field(default_factory=dict, description="Whatever else decides what KV bytes mean.")
+
+
+class CollectSettings(Section):
+    max_bytes: Bytes | None = None
+    max_idle_s: Positive | None = None
+    grace_s: NotNegative = Field(300.0, description="Pause between publishing deletions and deleting objects.")
+    lease_s: Positive = 60.0
+    orphan_age_s: Positive = Field(3600.0, description="An object without a record is an orphan only after this.")
+
+
+class PriceSettings(Section):
+    """USD; defaults are S3 Standard in us-east-1 as published by AWS; set your own."""
+
+    storage_gb_month: NotNegative = 0.023
+    put_1000: NotNegative = 0.005
+    get_1000: NotNegative = 0.0004
+
+
+class Settings(BaseSettings):
+    model_config = SettingsConfigDict(
+        frozen=True, extra="forbid", env_prefix="S3KV_", env_nested_delimiter="__", env_ignore_empty=True
+    )
+
+    store: StoreSettings = StoreSettings()
+    tier: TierSettings = TierSettings()
+    save: SaveSettings = SaveSettings()
+    load: LoadSettings = LoadSettings()
+    upload: UploadSettings = UploadSettings()
+    fetch: FetchSettings = FetchSettings()
+    catalog: CatalogSettings = CatalogSettings()
+    agent: AgentSettings = AgentSettings()
+    identity: IdentitySettings = IdentitySettings()
+    collect: CollectSettings = CollectSettings()
+    price: PriceSettings = PriceSettings()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return env_settings, init_settings
+
+
+def read_config_file(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML settings file. Raises ConfigError that names the file."""
+    try:
+        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"settings file {path} cannot be read: {error.strerror} ({CONFIG_VARIABLE})") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"settings file {path} is not valid YAML: {reason}") from error
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, dict):
+        raise ConfigError(f"settings file {path} must hold a mapping of sections, not a {type(loaded).__name__}")
+    return loaded
+
+
+def load_settings(path: Path | None = None, **overrides: dict[str, Any]) -> Settings:
+    """Settings from file, environment and `overrides` (section name -> values; these win).
+
+    Raises ConfigError, one sentence that names the setting.
+    """
+    if path is None and os.environ.get(CONFIG_VARIABLE):
+        path = Path(os.environ[CONFIG_VARIABLE])
+    values = read_config_file(path) if path is not None else {}
+    try:
+        settings = Settings(**values)
+        if not overrides:
+            return settings
+        merged = settings.model_dump(exclude_unset=True)
+        for section, changes in overrides.items():
+            merged[section] = {**merged.get(section, {}), **changes}
+        return Settings.model_validate(merged)
+    except ValidationError as error:
+        raise ConfigError(_one_sentence(error, path)) from error
+
+
+def _one_sentence(error: ValidationError, path: Path | None) -> str:
+    first = error.errors()[0]
+    name = ".".join(str(part) for part in first["loc"])
+    variable = "S3KV_" + "__".join(str(part).upper() for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        where = f" in {path}" if path is not None else ""
+        return f"unknown setting {name}{where} (or {variable})"
+    return f"setting {name} (or {variable}): {first['msg'][:1].lower()}{first['msg'][1:]}"
