@@ -1,0 +1,378 @@
+"""Objects as files below one folder: one node, a shared file system, tests.
+
+Own code instead of obstore's LocalStore, because that one has no `put_if_match`, no fsync, leaves folders to the umask,
+and hands out buffers of its own where `preadv` reads straight into a slot.
+
+How the promises are kept: a body is written to a file of its own in `.s3kv/staging` of the same file system and then
+renamed (put) or hard-linked (put_if_absent: atomic, also against other processes and on NFS) to its name, so no reader
+ever sees a part. `put_if_match` compares and renames under a lock file; it is exact against every other `put_if_match`
+and `put_if_absent`, but not against a plain put or delete of the same key.
+
+The trade-off: objects up to `FSYNC_MAX_BYTES` (catalog segments, leases, descriptions) are synced, file and folder,
+before a put returns. Larger ones (chunks) are not: they survive any crash of processes, but a crash of the machine
+within the kernel's write-back time (some 30 s) may leave one missing, short or zeroed although its record exists. Every
+block is checked before it is offered, so that is a miss and is repaired; syncing each would cost a flush per chunk.
+
+A key cannot be an object and a folder of others at once (`a` and `a/b`); format 1 has no such keys. A file system that
+hangs holds the call past its deadline, since a thread cannot be stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import itertools
+import os
+import secrets
+import stat
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from s3kv.errors import (
+    AlreadyExists,
+    CorruptData,
+    NotFound,
+    PermissionDenied,
+    PreconditionFailed,
+    StoreError,
+    StoreMisconfigured,
+    Transient,
+)
+from s3kv.store.base import LIST_PAGE_KEYS, Body, Capabilities, DeleteError, Failures, Names, ObjectMeta, Page
+from s3kv.store.buffers import body_parts, body_size, check_out, check_ranges, in_thread
+from s3kv.store.keys import check_key, check_prefix, why_bad_key
+
+FSYNC_MAX_BYTES = 256 << 10
+"""Larger objects are not synced (see above)."""
+STAGING_MAX_AGE_S = 24 * 3600.0
+"""Files in staging older than this were left by a crash and are removed when the folder is opened."""
+_PRIVATE = ".s3kv"
+_IOV_MAX = 1024
+_THREADS = 16
+_LOCK_TRIES = 400
+_LOCK_PAUSE_S = 0.005
+
+
+class LocalStore:
+    """`root` is created with mode 0700 when it is missing. `clock_ns` stamps objects, in ns since the epoch."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        clock_ns: Callable[[], int] = time.time_ns,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        page_keys: int = LIST_PAGE_KEYS,
+    ) -> None:
+        self._root = root
+        self._clock_ns = clock_ns
+        self._sleep = sleep
+        self._page_keys = page_keys
+        self._staging = root / _PRIVATE / "staging"
+        self._lock_path = root / _PRIVATE / "lock"
+        self._numbers = itertools.count()
+        try:
+            _refuse_foreign_folder(root)
+            self._staging.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._remove_old_staging()
+        except OSError as error:
+            raise StoreMisconfigured(
+                f"store.url (or S3KV_STORE__URL): folder {root} cannot be used: {error.strerror}"
+            ) from error
+        self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="s3kv-local-store")
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(conditional_put=True, conditional_match=True)
+
+    async def get_into(self, key: str, out: memoryview, offset: int = 0) -> int:
+        flat = check_out(out)
+        await self.get_ranges(key, [(offset, flat.nbytes)], [flat])
+        return flat.nbytes
+
+    async def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]], outs: Sequence[memoryview]) -> None:
+        flat = check_ranges(ranges, outs)
+        path = self._path(key)
+        if any(out.nbytes for out in flat):
+            await in_thread(self._executor, _read_ranges, path, key, list(ranges), flat)
+
+    async def get(self, key: str, max_bytes: int) -> bytes:
+        return (await self.get_with_etag(key, max_bytes))[0]
+
+    async def get_with_etag(self, key: str, max_bytes: int) -> tuple[bytes, str]:
+        return await in_thread(self._executor, _read_whole, self._path(key), key, max_bytes)
+
+    async def put(self, key: str, body: Body) -> str:
+        return await in_thread(self._executor, self._write, key, body_parts(body), os.replace)
+
+    async def put_if_absent(self, key: str, body: Body) -> str:
+        return await in_thread(self._executor, self._write, key, body_parts(body), os.link)
+
+    async def put_if_match(self, key: str, body: Body, etag: str) -> str:
+        parts = body_parts(body)
+        for _ in range(_LOCK_TRIES):
+            done = await in_thread(self._executor, self._write_if_match, key, parts, etag)
+            if done is not None:
+                return done
+            await self._sleep(_LOCK_PAUSE_S)
+        raise Transient(f"another process holds {self._lock_path}")
+
+    async def head(self, key: str) -> ObjectMeta:
+        return await in_thread(self._executor, _head, self._path(key), key)
+
+    async def list(self, prefix: str, start_after: str | None = None) -> AsyncIterator[Page]:
+        entries = self._walk(check_prefix(prefix), start_after or "")
+        while page := await in_thread(self._executor, _take, entries, self._page_keys):
+            yield page
+
+    async def list_prefixes(self, prefix: str) -> Names:
+        return await in_thread(self._executor, self._folders, check_prefix(prefix))
+
+    async def delete(self, keys: Sequence[str]) -> Failures:
+        paths = [(key, self._path(key)) for key in keys]
+        return await in_thread(self._executor, self._delete, paths)
+
+    async def close(self) -> None:
+        self._executor.shutdown(wait=False)
+
+    # The rest runs in threads.
+
+    def _path(self, key: str) -> Path:
+        check_key(key)
+        if key.partition("/")[0] == _PRIVATE:
+            raise ValueError(f"key {key!r} begins with {_PRIVATE}/, which is the store's own")
+        return self._root / key
+
+    def _write(self, key: str, parts: Sequence[memoryview], publish: Callable[[Path, Path], None]) -> str:
+        path = self._path(key)
+        staged = self._staging / f"{os.getpid()}-{next(self._numbers)}-{secrets.token_hex(6)}"
+        with _translated(key):
+            try:
+                etag, synced = self._stage(staged, parts)
+                try:
+                    _publish(publish, staged, path, self._root)
+                except FileExistsError as error:
+                    raise AlreadyExists(f"object {key} exists") from error
+                if synced:
+                    _sync_folder(path.parent)
+                return etag
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    staged.unlink()
+
+    def _stage(self, staged: Path, parts: Sequence[memoryview]) -> tuple[str, bool]:
+        descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            _write_all(descriptor, parts)
+            now = self._clock_ns()
+            os.utime(descriptor, ns=(now, now))  # nanoseconds of our own: the kernel's are as coarse as its tick
+            synced = body_size(parts) <= FSYNC_MAX_BYTES
+            if synced:
+                os.fsync(descriptor)
+            return _etag(os.fstat(descriptor)), synced
+        finally:
+            os.close(descriptor)
+
+    def _write_if_match(self, key: str, parts: Sequence[memoryview], etag: str) -> str | None:
+        """The new etag, or None while another process holds the lock."""
+        path = self._path(key)
+        with _translated(key), self._lock_path.open("ab") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return None
+            try:
+                held = _etag(path.stat())
+            except (FileNotFoundError, NotADirectoryError):
+                held = None
+            if held != etag:
+                raise PreconditionFailed(f"object {key} has changed")
+            return self._write(key, parts, os.replace)
+
+    def _walk(self, prefix: str, start_after: str) -> Iterator[ObjectMeta]:
+        """Objects in key order. Folders sort with their "/", and those wholly before `start_after` are not entered."""
+        names = [
+            (entry.name + "/" if entry.is_dir(follow_symlinks=False) else entry.name) for entry in self._scan(prefix)
+        ]
+        for name in sorted(names):
+            key = prefix + name
+            if name.endswith("/"):
+                if key > start_after or start_after.startswith(key):
+                    yield from self._walk(key, start_after)
+            elif key > start_after and (meta := _meta_or_none(self._root / key, key)):
+                yield meta
+
+    def _scan(self, prefix: str) -> Sequence[os.DirEntry[str]]:
+        with _translated(prefix):
+            try:
+                with os.scandir(self._root / prefix) as entries:
+                    return [
+                        entry
+                        for entry in entries
+                        if why_bad_key(entry.name) is None and not (prefix == "" and entry.name == _PRIVATE)
+                    ]
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+
+    def _folders(self, prefix: str) -> Names:
+        names = [entry.name for entry in self._scan(prefix) if entry.is_dir(follow_symlinks=False)]
+        return [
+            f"{prefix}{name}/"
+            for name in sorted(names, key=lambda name: name + "/")
+            if self._has_objects(f"{prefix}{name}/")
+        ]
+
+    def _has_objects(self, prefix: str) -> bool:
+        return next(self._walk(prefix, ""), None) is not None
+
+    def _delete(self, paths: Sequence[tuple[str, Path]]) -> Failures:
+        failures: Failures = []
+        for key, path in paths:
+            try:
+                with _translated(key), contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                    path.unlink()
+                    self._remove_empty_folders(path.parent)
+            except StoreError as error:
+                failures.append(DeleteError(key, error))
+        return failures
+
+    def _remove_empty_folders(self, folder: Path) -> None:
+        with contextlib.suppress(OSError):  # not empty, or somebody else was first
+            while folder != self._root:
+                folder.rmdir()
+                folder = folder.parent
+
+    def _remove_old_staging(self) -> None:
+        oldest = self._clock_ns() / 1e9 - STAGING_MAX_AGE_S
+        for path in self._staging.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_mtime < oldest:
+                    path.unlink()
+
+
+def _publish(publish: Callable[[Path, Path], None], staged: Path, path: Path, root: Path) -> None:
+    """Give the staged file its name. A delete may take an empty folder away between mkdir and rename: try again."""
+    for last in (False, False, False, True):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            return publish(staged, path)
+        except FileNotFoundError:
+            if last or not root.exists():
+                raise
+    raise AssertionError
+
+
+def _write_all(descriptor: int, parts: Sequence[memoryview]) -> None:
+    pending = list(parts)
+    while pending:
+        written = os.writev(descriptor, pending[:_IOV_MAX])
+        while pending and written >= pending[0].nbytes:
+            written -= pending.pop(0).nbytes
+        if written:
+            pending[0] = pending[0][written:]
+
+
+def _read_ranges(path: Path, key: str, ranges: Sequence[tuple[int, int]], outs: Sequence[memoryview]) -> None:
+    with _translated(key):
+        descriptor = _open(path)
+        try:
+            for (offset, length), out in zip(ranges, outs, strict=True):
+                if _read_fully(descriptor, out, offset) < length:
+                    raise CorruptData(f"object {key} ends before {offset + length}")
+        finally:
+            os.close(descriptor)
+
+
+def _read_fully(descriptor: int, out: memoryview, offset: int) -> int:
+    done = 0
+    while done < out.nbytes and (got := os.preadv(descriptor, [out[done:]], offset + done)):
+        done += got
+    return done
+
+
+def _read_whole(path: Path, key: str, max_bytes: int) -> tuple[bytes, str]:
+    with _translated(key):
+        descriptor = _open(path)
+        with os.fdopen(descriptor, "rb", buffering=0) as file:
+            status = os.fstat(descriptor)
+            if status.st_size > max_bytes:
+                raise CorruptData(f"object {key} has {status.st_size} bytes, more than the {max_bytes} allowed")
+            return file.readall(), _etag(status)
+
+
+def _open(path: Path) -> int:
+    """Never follows a link out of the folder, never waits for a pipe's other end, never opens a folder."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    return descriptor
+
+
+def _head(path: Path, key: str) -> ObjectMeta:
+    meta = _meta_or_none(path, key)
+    if meta is None:
+        raise NotFound(f"no object {key}")
+    return meta
+
+
+def _meta_or_none(path: Path, key: str) -> ObjectMeta | None:
+    with _translated(key):
+        try:
+            status = os.lstat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        return ObjectMeta(key, status.st_size, _etag(status), status.st_mtime_ns / 1e9)
+
+
+def _etag(status: os.stat_result) -> str:
+    return f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
+
+
+def _take(entries: Iterator[ObjectMeta], count: int) -> list[ObjectMeta]:
+    return list(itertools.islice(entries, count))
+
+
+def _sync_folder(folder: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):  # deleted again already: nothing to keep
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _refuse_foreign_folder(root: Path) -> None:
+    """In a folder where anybody may create names (/tmp), a folder that another user made first is a trap."""
+    for folder in (root, *root.parents):
+        if not folder.exists() or not folder.parent.exists():
+            continue
+        above, own = folder.parent.stat(), folder.stat()
+        open_to_all = above.st_mode & stat.S_IWOTH
+        if open_to_all and own.st_uid not in (0, os.geteuid()):
+            raise StoreMisconfigured(f"store.url (or S3KV_STORE__URL): folder {folder} belongs to another user")
+
+
+@contextlib.contextmanager
+def _translated(key: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _translate(error, key) from error
+
+
+def _translate(error: OSError, key: str) -> StoreError:
+    reason = f"{key or 'the folder'}: {error.strerror}"
+    if error.errno in (errno.ENOENT, errno.EISDIR, errno.ELOOP, errno.ENXIO):
+        return NotFound(f"no object {key}")
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return PermissionDenied(f"store.url (or S3KV_STORE__URL): no permission for {reason}")
+    if error.errno in (errno.ENOTDIR, errno.ENAMETOOLONG):
+        return StoreError(f"{key} cannot be a file here: {error.strerror}")
+    return Transient(f"file store, {reason}")  # a full disk, too many open files, a network file system's trouble
