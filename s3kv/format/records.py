@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import pairwise
 from typing import NamedTuple
 
 from s3kv.format.limits import ID_BYTES, MAX_BLOCKS, MAX_GROUPS, MAX_OBJECT_BYTES, MAX_SHARDS, U8, U32, U64
@@ -80,7 +81,7 @@ class ChunkAdded:
 
 @dataclass(frozen=True, slots=True)
 class ChunkDeleted:
-    """The chunk is not to be read any more; its objects may be gone. A repair is one with a reason of REPAIR_REASONS."""
+    """The chunk is not to be read any more; its objects may be gone. Reasons in REPAIR_REASONS mark repairs."""
 
     chunk_id: bytes
     stamp: Stamp
@@ -123,7 +124,7 @@ def newer(new: ChunkAdded | ChunkDeleted, old: ChunkAdded | ChunkDeleted) -> boo
 def check_shards(shards: tuple[int, ...]) -> None:
     """Raises ValueError unless `shards` are 1..MAX_SHARDS part ids (u8) in ascending order."""
     _check(1 <= len(shards) <= MAX_SHARDS, "number of shards")
-    _check(all(a < b for a, b in zip(shards, shards[1:], strict=False)), "order of shards")
+    _check(all(a < b for a, b in pairwise(shards)), "order of shards")
     _check(shards[0] >= 0 and shards[-1] <= U8, "shard")
 
 
