@@ -22,6 +22,10 @@ class AgentUnavailable(S3kvError):
     """The agent did not answer within the deadline, or is gone. Next: treat as a miss."""
 
 
+class AgentTimeout(AgentUnavailable):
+    """No answer within the deadline; the connection is kept, since leases live with it. Next: a miss, and a pause."""
+
+
 class ProtocolError(S3kvError):
     """The peer broke the socket protocol. Next: close the connection."""
 

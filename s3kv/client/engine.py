@@ -1,0 +1,407 @@
+"""The engine's side of the protocol. Nothing here raises once an engine runs: trouble is counted, and is a miss.
+
+Invariants kept here:
+- No call waits longer than the budget of a match plus `agent.call_timeout_s` (invariant 5).
+- Slots are named together with the epoch of the agent that gave them. A worker keeps an old agent's arena mapped until
+  it sees an offer of a newer one, so a promise made by an agent that has died since is still kept from its memory.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from s3kv.client.connection import Connection
+from s3kv.client.launch import connect_or_start
+from s3kv.client.protocol import (
+    NO_SLOT,
+    Abandon,
+    Attach,
+    Attached,
+    Commit,
+    Finished,
+    Match,
+    Matched,
+    Message,
+    Promised,
+    PromiseState,
+    Release,
+    Reply,
+    Reserve,
+    Reserved,
+    join_hashes,
+    pack_u32,
+    unpack_u32,
+)
+from s3kv.client.stats import ClientStats
+from s3kv.errors import AgentTimeout, AgentUnavailable, ConfigError, ProtocolError
+from s3kv.identity import REPLICATED, NamespaceSpec
+from s3kv.settings import Settings
+from s3kv.tier.arena import Arena
+
+MAX_PAUSE_FACTOR = 32
+"""How many times `agent.reconnect_s` the pause after repeated trouble may grow to."""
+
+R = TypeVar("R", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """`slots[i]` holds block `first_block + i`, pinned until `lease` is released. `lease` 0: nothing is offered."""
+
+    lease: int = 0
+    epoch: int = 0
+    slots: list[int] = field(default_factory=list)
+    pending: int = 0
+    """Policy park: how many of `slots` are still being fetched."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseState:
+    ready: bool = False
+    failed: bool = False
+    slots: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """`slots[i]` is -1 where block i need not, or cannot, be written."""
+
+    epoch: int = 0
+    slots: list[int] = field(default_factory=list)
+    tickets: list[int] = field(default_factory=list)
+
+
+class _Client:
+    """A connection that is made again, at most once in `agent.reconnect_s`, after it broke."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        namespace: NamespaceSpec,
+        *,
+        role: str,
+        rank: int,
+        ranks: int,
+        engine_id: str,
+        clock: Callable[[], float],
+    ) -> None:
+        self.stats = ClientStats()
+        self._settings = settings
+        self._namespace = namespace
+        self._role = role
+        self._rank = rank
+        self._ranks = ranks
+        self._engine_id = engine_id
+        self._clock = clock
+        self._call_timeout_s = settings.agent.call_timeout_s
+        self._lock = threading.Lock()  # guards the three below
+        self._connection: Connection | None = None
+        self._ns = 0
+        self._next_try = float("-inf")
+        self._pause_s = settings.agent.reconnect_s
+
+    @property
+    def epoch(self) -> int:
+        """Which run of the agent this is attached to; 0 for none."""
+        connection = self._connection
+        return connection.epoch if connection is not None and not connection.closed else 0
+
+    def connect(self) -> bool:
+        """Start-up: connect, starting an agent if the settings allow it. False when there is none: serve without."""
+        with self._lock:
+            start = self._settings.agent.autostart and self._rank == 0
+            return self._connect(start=start, timeout_s=self._settings.agent.start_timeout_s) is not None
+
+    def close(self) -> None:
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+    def _connect(self, *, start: bool, timeout_s: float) -> Connection | None:
+        try:
+            connection = connect_or_start(
+                self._settings.agent, self._role, start=start, timeout_s=timeout_s, clock=self._clock
+            )
+        except AgentUnavailable as error:
+            self._pause("agent_unavailable", error)
+            return None
+        try:
+            self._attach(connection, timeout_s)
+        except (AgentUnavailable, ProtocolError, ConfigError, OSError) as error:
+            connection.close()
+            self._pause("attach_failed", error)
+            return None
+        self._connection = connection
+        self._pause_s = self._settings.agent.reconnect_s
+        self.stats.count("connected")
+        return connection
+
+    def _pause(self, reason: str, error: Exception) -> None:
+        """Leave the agent alone for a while, twice as long each time: an engine must not wait for it again and again."""
+        self._next_try = self._clock() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, MAX_PAUSE_FACTOR * self._settings.agent.reconnect_s)
+        self.stats.trouble(reason, error)
+
+    def _attach(self, connection: Connection, timeout_s: float) -> None:
+        message = self._attach_message(connection.next_id())
+        attached, fds = connection.call_with_fds(message, Attached, timeout_s=timeout_s)
+        self._ns = attached.ns
+        self._map(connection.epoch, attached, fds)
+
+    def _attach_message(self, identity: int) -> Attach:
+        return Attach(identity, self._namespace.to_json(), self._engine_id, self._rank, self._ranks)
+
+    def _map(self, epoch: int, attached: Attached, fds: list[int]) -> None:
+        """The leader maps nothing."""
+
+    def _usable(self) -> tuple[Connection, int] | None:
+        """The connection and the namespace's number on it. Never starts an agent and never waits for one long."""
+        with self._lock:
+            connection = self._connection
+            if self._clock() < self._next_try:
+                self.stats.count("calls_in_pause")
+                return None
+            if connection is None or connection.closed:
+                connection = self._connect(start=False, timeout_s=self._call_timeout_s)
+            return None if connection is None else (connection, self._ns)
+
+    def _call(
+        self,
+        connection: Connection,
+        message: Message,
+        expected: type[R],
+        *,
+        wait_s: float = 0.0,
+        on_late: Callable[[Reply], None] | None = None,
+    ) -> R:
+        """Raises AgentUnavailable, with the trouble counted and, after a time-out, a pause begun."""
+        try:
+            reply = connection.call(message, expected, timeout_s=wait_s + self._call_timeout_s, on_late=on_late)
+        except AgentTimeout as error:
+            self._pause("agent_timeout", error)
+            raise
+        except AgentUnavailable as error:
+            self.stats.trouble("agent_unavailable", error)
+            raise
+        self._pause_s = self._settings.agent.reconnect_s
+        return reply
+
+    def _tell(self, message: Message, epoch: int) -> None:
+        """To the agent run `epoch` alone: another one knows nothing of its slots and leases."""
+        connection = self._connection
+        if connection is None or connection.closed or connection.epoch != epoch:
+            return
+        try:
+            connection.post(message)
+        except AgentUnavailable as error:
+            self.stats.trouble("agent_unavailable", error)
+
+    def _slots_of(self, connection: Connection, data: bytes) -> array[int]:
+        try:
+            return unpack_u32(data)
+        except ProtocolError as error:
+            connection.close()
+            raise AgentUnavailable(f"the agent broke the protocol: {error}") from error
+
+
+class LeaderClient(_Client):
+    """The scheduler's client: asks, and gives back. One thread at a time."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        namespace: NamespaceSpec,
+        *,
+        ranks: int,
+        engine_id: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(settings, namespace, role="leader", rank=0, ranks=ranks, engine_id=engine_id, clock=clock)
+        load = settings.load
+        self._wait_s_per_block = load.wait_ms_per_1k_tokens * namespace.tokens_per_block / 1e6
+        self._wait_cap_s = load.wait_cap_ms / 1e3
+        if load.policy != "wait":
+            self._wait_s_per_block = self._wait_cap_s = 0.0
+        self._park = load.policy == "park"
+        self._min_blocks = max(1, -(-load.min_tokens // namespace.tokens_per_block))
+
+    def match(self, hashes: Sequence[bytes], *, first_block: int = 0) -> Offer:
+        """Pin what can be loaded of `hashes[first_block:]`; `hashes[:first_block]` are on the device already.
+
+        Waits at most min(load.wait_cap_ms, load.wait_ms_per_1k_tokens × tokens in storage), then offers what is there.
+        """
+        if first_block >= len(hashes) or (usable := self._usable()) is None:
+            return Offer()
+        connection, ns = usable
+        message = Match(
+            connection.next_id(), ns, join_hashes(hashes), first_block,
+            self._wait_s_per_block, self._wait_cap_s, self._park, self._min_blocks,
+        )  # fmt: skip
+        try:
+            reply = self._call(
+                connection,
+                message,
+                Matched,
+                wait_s=self._wait_cap_s,
+                on_late=lambda late: self._give_back(ns, connection.epoch, late),
+            )
+            slots = self._slots_of(connection, reply.slots).tolist()
+        except AgentUnavailable:
+            return Offer()
+        if reply.reason:
+            self.stats.trouble("not_offered", reply.reason)
+        self.stats.count("matched_blocks", len(slots))
+        return Offer(reply.lease, connection.epoch, slots, reply.pending)
+
+    def promised(self, lease: int) -> LeaseState:
+        """Policy park: how far the fetches of a lease are. A lost agent is a failure: its blocks will not come."""
+        if (usable := self._usable()) is None:
+            return LeaseState(failed=True)
+        connection, ns = usable
+        try:
+            reply = self._call(connection, Promised(connection.next_id(), ns, lease), PromiseState)
+            return LeaseState(reply.ready, reply.failed, self._slots_of(connection, reply.slots).tolist())
+        except AgentUnavailable:
+            return LeaseState(failed=connection.closed)
+
+    def release(self, lease: int, epoch: int) -> None:
+        """Give the whole lease back: no worker was told of it, or none will read it."""
+        if lease:
+            self._tell(Release(self._ns, lease, -1), epoch)
+
+    def finished(self, tip: bytes) -> None:
+        """A request has ended at block `tip`: its run may be sealed once its blocks are committed."""
+        self._tell(Finished(self._ns, tip), self.epoch)
+
+    def _give_back(self, ns: int, epoch: int, late: Reply) -> None:
+        if isinstance(late, Matched) and late.lease:
+            self.stats.count("late_matches")
+            self._tell(Release(ns, late.lease, -1), epoch)
+
+
+def parts_of_rank(namespace: NamespaceSpec, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The parts that `rank` reads and those it writes: its own shard, and the replicated part, which rank 0 writes."""
+    shards = [part.shard for part in namespace.parts]
+    own = tuple(shard for shard in shards if shard != REPLICATED and shard == rank % namespace.shards)
+    shared = tuple(shard for shard in shards if shard == REPLICATED)
+    return own + shared, own + (shared if rank == 0 else ())
+
+
+class WorkerClient(_Client):
+    """One rank's client. `release` may come from another thread than the savers' calls."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        namespace: NamespaceSpec,
+        *,
+        rank: int,
+        ranks: int,
+        engine_id: str,
+        pinned: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+        on_arena: Callable[[Arena], None] = lambda arena: None,
+        on_arena_gone: Callable[[Arena], None] = lambda arena: None,
+    ) -> None:
+        """`on_arena` is called for each arena once mapped (to register it with CUDA), `on_arena_gone` before unmapping."""
+        super().__init__(settings, namespace, role="worker", rank=rank, ranks=ranks, engine_id=engine_id, clock=clock)
+        self.read_parts, self.write_parts = parts_of_rank(namespace, rank)
+        self._pinned = pinned
+        self._on_arena = on_arena
+        self._on_arena_gone = on_arena_gone
+        self._arenas: dict[
+            int, dict[int, Arena]
+        ] = {}  # epoch -> part -> arena; replaced whole, so readers need no lock
+
+    def arena(self, epoch: int, part: int) -> Arena | None:
+        return self._arenas.get(epoch, {}).get(part)
+
+    def forget_epochs_before(self, epoch: int) -> None:
+        """An offer of `epoch` has come: arenas of agents before it are read no more."""
+        order = list(self._arenas)
+        if epoch not in order or order[0] == epoch:
+            return
+        for old in order[: order.index(epoch)]:
+            self._unmap(old)
+
+    def reserve(self, part: int, parent: bytes, start_block: int, hashes: Sequence[bytes]) -> Reservation:
+        """Places for the blocks `hashes`, which follow `parent` in their chain from ordinal `start_block` on."""
+        if not hashes or (usable := self._usable()) is None:
+            return Reservation(0, [-1] * len(hashes), [0] * len(hashes))
+        connection, ns = usable
+        message = Reserve(connection.next_id(), ns, part, parent, start_block, join_hashes(hashes))
+        try:
+            reply = self._call(
+                connection,
+                message,
+                Reserved,
+                on_late=lambda late: self._abandon_late(connection.epoch, ns, part, late),
+            )
+            slots, tickets = self._slots_of(connection, reply.slots), self._slots_of(connection, reply.tickets)
+            if not len(slots) == len(tickets) == len(hashes):
+                connection.close()
+                raise AgentUnavailable("the agent reserved another number of slots than asked")
+        except AgentUnavailable:
+            return Reservation(0, [-1] * len(hashes), [0] * len(hashes))
+        return Reservation(connection.epoch, [-1 if slot == NO_SLOT else slot for slot in slots], tickets.tolist())
+
+    def commit(self, part: int, reservation: Reservation, indices: Sequence[int]) -> None:
+        """Blocks `indices` of the reservation are written."""
+        self._answer(Commit, part, reservation, indices)
+
+    def abandon(self, part: int, reservation: Reservation, indices: Sequence[int]) -> None:
+        """Blocks `indices` of the reservation will not be written, and no copy into them is under way."""
+        self._answer(Abandon, part, reservation, indices)
+
+    def release(self, lease: int, epoch: int) -> None:
+        """This rank's copies out of the lease's slots are complete."""
+        if lease:
+            self._tell(Release(self._ns, lease, self._rank), epoch)
+
+    def close(self) -> None:
+        super().close()
+        for epoch in list(self._arenas):
+            self._unmap(epoch)
+
+    def _answer(
+        self, kind: type[Commit] | type[Abandon], part: int, reservation: Reservation, indices: Sequence[int]
+    ) -> None:
+        slots = pack_u32(reservation.slots[index] for index in indices)
+        tickets = pack_u32(reservation.tickets[index] for index in indices)
+        if slots:
+            self._tell(kind(self._ns, part, slots, tickets), reservation.epoch)
+
+    def _abandon_late(self, epoch: int, ns: int, part: int, late: Reply) -> None:
+        if isinstance(late, Reserved):
+            self.stats.count("late_reservations")
+            pairs = zip(unpack_u32(late.slots), unpack_u32(late.tickets), strict=False)
+            kept = [(slot, ticket) for slot, ticket in pairs if slot != NO_SLOT]
+            slots, tickets = pack_u32(slot for slot, _ in kept), pack_u32(ticket for _, ticket in kept)
+            self._tell(Abandon(ns, part, slots, tickets), epoch)
+
+    def _attach_message(self, identity: int) -> Attach:
+        return Attach(
+            identity, self._namespace.to_json(), self._engine_id, self._rank, self._ranks,
+            self.read_parts, self.write_parts, self._pinned,
+        )  # fmt: skip
+
+    def _map(self, epoch: int, attached: Attached, fds: list[int]) -> None:
+        arenas = {}
+        for info, fd in zip(attached.arenas, fds, strict=True):
+            arenas[info.part] = Arena.attach(fd, info.slots, info.slot_bytes)
+        for arena in arenas.values():
+            self._on_arena(arena)
+        self._arenas = {**self._arenas, epoch: arenas}
+
+    def _unmap(self, epoch: int) -> None:
+        arenas = self._arenas.get(epoch, {})
+        self._arenas = {kept: value for kept, value in self._arenas.items() if kept != epoch}
+        for arena in arenas.values():
+            self._on_arena_gone(arena)
+            arena.close()
