@@ -41,6 +41,7 @@ class DeleteReason(IntEnum):
     REPLACED = 4
 
 
+_REASONS = frozenset(DeleteReason)
 REPAIR_REASONS = frozenset({DeleteReason.MISSING, DeleteReason.CORRUPT})
 
 
@@ -114,6 +115,11 @@ Record = ChunkAdded | ChunkDeleted | Touched
 def hour_of(time_s: float) -> int:
     """The hour a `Touched` names for a time in seconds since 1970."""
     return max(0, min(int(time_s // SECONDS_PER_HOUR), U32))
+
+
+def delete_reason(code: int) -> DeleteReason:
+    """The reason a stored code means; OTHER for one that a later release added."""
+    return DeleteReason(code) if code in _REASONS else DeleteReason.OTHER
 
 
 def newer(new: ChunkAdded | ChunkDeleted, old: ChunkAdded | ChunkDeleted) -> bool:

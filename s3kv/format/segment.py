@@ -18,7 +18,7 @@ from s3kv.format.limits import (
     MAX_SHARDS,
     U32,
 )
-from s3kv.format.records import ChunkAdded, ChunkDeleted, DeleteReason, GroupObject, Record, Stamp, Touched
+from s3kv.format.records import ChunkAdded, ChunkDeleted, GroupObject, Record, Stamp, Touched, delete_reason
 from s3kv.format.wire import Buffer, Cursor, flat, need, seal, unseal
 
 MAGIC = b"S3KVSEG\n"
@@ -31,7 +31,6 @@ _DELETED = Struct("<16sQIB3x")  # chunk id, stamp, reason
 _TOUCHED = Struct("<16sI")  # chunk id, hour
 
 KIND_ADDED, KIND_DELETED, KIND_TOUCHED = 1, 2, 3
-_REASONS = frozenset(DeleteReason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +133,3 @@ def _decode_added(body: Cursor) -> ChunkAdded:
     hashes = bytes(body.take(n_blocks * ID_BYTES))
     blocks = tuple(hashes[at : at + ID_BYTES] for at in range(0, len(hashes), ID_BYTES))
     return ChunkAdded(chunk_id, Stamp(time_us, agent), parent, start, blocks, codec, shards, groups)
-
-
-def delete_reason(code: int) -> DeleteReason:
-    """The reason a stored code means; OTHER for one that a later release added."""
-    return DeleteReason(code) if code in _REASONS else DeleteReason.OTHER
