@@ -133,7 +133,7 @@ class Connection:
                 callback(message_late)
         if isinstance(reply, expected):
             return reply, fds
-        _close_all(fds)
+        close_all(fds)
         if isinstance(reply, Refused):
             raise AgentUnavailable(reply.text)
         self.close()
@@ -146,7 +146,7 @@ class Connection:
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
         fds, self._fds = self._fds, []
-        _close_all(fds)
+        close_all(fds)
 
     def _flush(self, deadline: float | None) -> None:
         """Write the outbox until it is empty, the socket is full (no deadline) or the deadline has passed."""
@@ -174,7 +174,7 @@ class Connection:
             if callback is not None:
                 late.append((callback, reply))
             fds, self._fds = self._fds, []
-            _close_all(fds)
+            close_all(fds)
 
     def _next_reply(self, deadline: float) -> Reply:
         try:
@@ -211,6 +211,6 @@ class Connection:
             self._buffer += data
 
 
-def _close_all(fds: list[int]) -> None:
+def close_all(fds: list[int]) -> None:
     for fd in fds:
         os.close(fd)

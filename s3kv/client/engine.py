@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from s3kv.client.connection import Connection
+from s3kv.client.connection import Connection, close_all
 from s3kv.client.launch import connect_or_start
 from s3kv.client.protocol import (
     NO_SLOT,
@@ -143,7 +143,7 @@ class _Client:
         return connection
 
     def _pause(self, reason: str, error: Exception) -> None:
-        """Leave the agent alone for a while, twice as long each time: an engine must not wait for it again and again."""
+        """Leave the agent alone, twice as long each time: an engine must not wait for it again and again."""
         self._next_try = self._clock() + self._pause_s
         self._pause_s = min(2 * self._pause_s, MAX_PAUSE_FACTOR * self._settings.agent.reconnect_s)
         self.stats.trouble(reason, error)
@@ -309,7 +309,7 @@ class WorkerClient(_Client):
         on_arena: Callable[[Arena], None] = lambda arena: None,
         on_arena_gone: Callable[[Arena], None] = lambda arena: None,
     ) -> None:
-        """`on_arena` is called for each arena once mapped (to register it with CUDA), `on_arena_gone` before unmapping."""
+        """`on_arena` is called for arenas that may be registered with CUDA, `on_arena_gone` before any is unmapped."""
         super().__init__(settings, namespace, role="worker", rank=rank, ranks=ranks, engine_id=engine_id, clock=clock)
         self.read_parts, self.write_parts = parts_of_rank(namespace, rank)
         self._pinned = pinned
@@ -392,11 +392,18 @@ class WorkerClient(_Client):
         )  # fmt: skip
 
     def _map(self, epoch: int, attached: Attached, fds: list[int]) -> None:
-        arenas = {}
-        for info, fd in zip(attached.arenas, fds, strict=True):
-            arenas[info.part] = Arena.attach(fd, info.slots, info.slot_bytes)
-        for arena in arenas.values():
-            self._on_arena(arena)
+        try:
+            if len(fds) != len(attached.arenas):
+                raise ProtocolError(f"{len(fds)} descriptors came for {len(attached.arenas)} arenas")
+            arenas = {
+                info.part: Arena.attach(fd, info.slots, info.slot_bytes)
+                for info, fd in zip(attached.arenas, fds, strict=True)
+            }
+        finally:
+            close_all(fds)
+        if attached.may_pin:
+            for arena in arenas.values():
+                self._on_arena(arena)
         self._arenas = {**self._arenas, epoch: arenas}
 
     def _unmap(self, epoch: int) -> None:

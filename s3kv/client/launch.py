@@ -60,8 +60,9 @@ def connect_or_start(
 ) -> Connection:
     """Connect; with `start` and nobody there, start an agent and wait for it.
 
-    Raises AgentUnavailable when none answers within `timeout_s`, or a started one within `agent.start_timeout_s`. Two engines may start agents at once: the
-    one that does not get the socket's lock exits, and both engines connect to the other.
+    Raises AgentUnavailable when none answers within `timeout_s`, or a started one within `agent.start_timeout_s`.
+    Two engines may start agents at once: the one that does not get the socket's lock exits, and both connect to the
+    other.
     """
     try:
         return Connection.open(settings.socket, role, timeout_s=timeout_s, clock=clock)

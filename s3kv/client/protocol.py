@@ -189,8 +189,8 @@ class Attached(Message, frozen=True):
     id: int
     ns: int
     arenas: tuple[ArenaInfo, ...]
-    ready: bool
-    """Every rank of the engine is attached."""
+    may_pin: bool
+    """The arenas' memory is granted whole, so that they may be registered with CUDA."""
 
 
 class Matched(Message, frozen=True):
