@@ -31,7 +31,7 @@ SAMPLE_BYTES = 16 << 10  # of each plane, from three places
 PLANE_MIN_GAIN = 0.05  # of a plane: below this the time to decompress costs more than the bytes
 AUTO_MIN_GAIN = 0.10  # of a page: below this `auto` stores raw
 
-_MAX_WINDOW_BYTES = 128 << 20  # what every zstd reader must accept at most (RFC 8878, 3.1.1.1.2 leaves it to us)
+_MAX_WINDOW_BYTES = 128 << 20  # the zstd library's own default limit
 _contexts = threading.local()  # zstd contexts are expensive to make and belong to one thread at a time
 
 ByteArray = NDArray[np.uint8]
@@ -72,7 +72,7 @@ def encode_block(raw: Buffer, codec: Codec, element_size: int) -> tuple[int, lis
 def decode_block(frame: Buffer, codec_id: int, element_size: int, out: Buffer) -> None:
     """Writes the page of `frame` into the writable `out`, all of it, or raises CorruptData (`out` is undefined then).
 
-    Allocates at most one plane, `len(out) / element_size` bytes, whatever `frame` says of itself.
+    Allocates a small multiple of one plane (`len(out) / element_size` bytes), whatever `frame` says of itself.
     """
     source, target = flat(frame), flat(out)
     if codec_id == CODEC_RAW:

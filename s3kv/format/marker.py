@@ -32,7 +32,7 @@ def read_format(data: Buffer) -> int:
 
 
 def require_format(data: Buffer) -> None:
-    """ConfigError when the prefix belongs to another format (or to something else), so that nothing is written there."""
+    """ConfigError when the prefix belongs to another format or to something else: nothing may be written there."""
     try:
         number = read_format(data)
     except CorruptData as error:
