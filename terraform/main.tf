@@ -18,10 +18,6 @@ locals {
   key_prefix  = var.prefix == "" ? "" : "${var.prefix}/"
   rule_suffix = var.prefix == "" ? "" : "-${replace(var.prefix, "/", "-")}"
 
-  # Chunks are larger than this, but for a few; namespace.json and most log segments are smaller. It is also the size
-  # below which S3 itself moves no object to another storage class.
-  large_object_bytes = 131072
-
   kms_key_arn = var.encryption.create_kms_key ? one(aws_kms_key.this[*].arn) : var.encryption.kms_key_arn
 
   express_name = var.express == null ? null : "${var.bucket_name}--${var.express.zone_id}--x-s3"
@@ -121,7 +117,7 @@ resource "aws_s3_bucket_policy" "this" {
 }
 
 # A lifecycle filter takes a fixed prefix, and in <prefix>/ns/<namespace>/chunk/... the namespace varies before the kind
-# of object: size tells them apart instead. README.md, "Lifecycle", says why this is safe and what it asks of agents.
+# of object: one age for all of them. README.md, "Lifecycle", says why that is safe and what it asks of agents.
 resource "aws_s3_bucket_lifecycle_configuration" "this" {
   #checkov:skip=CKV_AWS_300:The rule is there, for all that s3kv writes; the check wants it without a prefix, but whatever else is in the bucket is not s3kv's to delete.
   bucket = aws_s3_bucket.this.id
@@ -140,18 +136,15 @@ resource "aws_s3_bucket_lifecycle_configuration" "this" {
   }
 
   rule {
-    id     = "s3kv-expire-chunks${local.rule_suffix}"
+    id     = "s3kv-expire-cache${local.rule_suffix}"
     status = "Enabled"
 
     filter {
-      and {
-        prefix                   = "${local.key_prefix}ns/"
-        object_size_greater_than = local.large_object_bytes
-      }
+      prefix = "${local.key_prefix}ns/"
     }
 
     expiration {
-      days = var.chunk_expiry_days
+      days = var.expiry_days
     }
 
     dynamic "transition" {
@@ -161,19 +154,6 @@ resource "aws_s3_bucket_lifecycle_configuration" "this" {
         days          = transition.value.days
         storage_class = transition.value.storage_class
       }
-    }
-  }
-
-  rule {
-    id     = "s3kv-expire-log${local.rule_suffix}"
-    status = "Enabled"
-
-    filter {
-      prefix = "${local.key_prefix}ns/"
-    }
-
-    expiration {
-      days = var.log_expiry_days
     }
   }
 

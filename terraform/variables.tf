@@ -68,27 +68,15 @@ variable "encryption" {
   }
 }
 
-variable "chunk_expiry_days" {
-  description = "Backstop: days after which a large object under `ns/` (a chunk, or a large snapshot) is deleted, counted from when it was written, used or not."
+variable "expiry_days" {
+  description = "Backstop: days after which anything under `ns/` (chunks, log segments, snapshots) is deleted, counted from when it was written, used or not. `s3kv gc` is what keeps the cache to size and age."
   type        = number
   default     = 90
   nullable    = false
 
   validation {
-    condition     = var.chunk_expiry_days >= 2 && floor(var.chunk_expiry_days) == var.chunk_expiry_days
-    error_message = "chunk_expiry_days must be a whole number, 2 or more."
-  }
-}
-
-variable "log_expiry_days" {
-  description = "Backstop: days after which anything else under `ns/` (log segments, small snapshots, `namespace.json`, small chunks) is deleted. At least `chunk_expiry_days`, so that the catalog outlives what it describes."
-  type        = number
-  default     = 180
-  nullable    = false
-
-  validation {
-    condition     = var.log_expiry_days >= var.chunk_expiry_days && floor(var.log_expiry_days) == var.log_expiry_days
-    error_message = "log_expiry_days must be a whole number, at least chunk_expiry_days: the catalog has to outlive what it describes."
+    condition     = var.expiry_days >= 2 && floor(var.expiry_days) == var.expiry_days
+    error_message = "expiry_days must be a whole number, 2 or more."
   }
 }
 
@@ -117,7 +105,7 @@ variable "abort_multipart_days" {
 }
 
 variable "transition" {
-  description = "Moves large objects under `ns/` to another storage class after `days`: `INTELLIGENT_TIERING` (from day 0), `STANDARD_IA` or `ONEZONE_IA` (from day 30), `GLACIER_IR` (from day 0). Null keeps everything in S3 Standard."
+  description = "Moves objects under `ns/` (S3 leaves out those below 128 KiB) to another storage class after `days`: `INTELLIGENT_TIERING` (from day 0), `STANDARD_IA` or `ONEZONE_IA` (from day 30), `GLACIER_IR` (from day 0). Null keeps everything in S3 Standard."
   type = object({
     storage_class = string
     days          = optional(number, 30)
@@ -133,8 +121,8 @@ variable "transition" {
     error_message = "transition.days must be a whole number, 30 or more for STANDARD_IA and ONEZONE_IA."
   }
   validation {
-    condition     = var.transition == null ? true : var.transition.days < var.chunk_expiry_days
-    error_message = "transition.days must be less than chunk_expiry_days."
+    condition     = var.transition == null ? true : var.transition.days < var.expiry_days
+    error_message = "transition.days must be less than expiry_days."
   }
 }
 

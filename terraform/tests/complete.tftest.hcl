@@ -72,12 +72,12 @@ run "a_key_of_its_own" {
   }
 }
 
-run "intelligent_tiering_of_large_objects" {
+run "intelligent_tiering" {
   command = plan
 
   assert {
-    condition     = [for rule in aws_s3_bucket_lifecycle_configuration.this.rule : rule.id if length(rule.transition) > 0] == ["s3kv-expire-chunks-prod-s3kv"]
-    error_message = "only what is large is moved"
+    condition     = [for rule in aws_s3_bucket_lifecycle_configuration.this.rule : rule.id if length(rule.transition) > 0] == ["s3kv-expire-cache-prod-s3kv"]
+    error_message = "only the cache is moved"
   }
   assert {
     condition     = one(aws_s3_bucket_lifecycle_configuration.this.rule[1].transition).storage_class == "INTELLIGENT_TIERING"

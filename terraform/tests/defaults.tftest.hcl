@@ -75,7 +75,7 @@ run "lifecycle_is_the_backstop" {
 
   assert {
     condition = [for rule in aws_s3_bucket_lifecycle_configuration.this.rule : "${rule.id}=${try(rule.expiration[0].days, "none")}"] == [
-      "s3kv-abort-multipart-s3kv=none", "s3kv-expire-chunks-s3kv=90", "s3kv-expire-log-s3kv=180", "s3kv-expire-leases-s3kv=30",
+      "s3kv-abort-multipart-s3kv=none", "s3kv-expire-cache-s3kv=90", "s3kv-expire-leases-s3kv=30",
     ]
     error_message = "expiry days"
   }
@@ -83,10 +83,6 @@ run "lifecycle_is_the_backstop" {
   assert {
     condition     = aws_s3_bucket_lifecycle_configuration.this.rule[0].abort_incomplete_multipart_upload[0].days_after_initiation == 1
     error_message = "incomplete multipart uploads are aborted after a day"
-  }
-  assert {
-    condition     = aws_s3_bucket_lifecycle_configuration.this.rule[1].filter[0].and[0].object_size_greater_than == 131072
-    error_message = "namespace.json must outlive the chunks"
   }
 }
 
@@ -111,11 +107,11 @@ run "the_root_of_the_bucket_as_prefix" {
   }
 
   assert {
-    condition     = [for rule in aws_s3_bucket_lifecycle_configuration.this.rule : rule.id] == ["s3kv-abort-multipart", "s3kv-expire-chunks", "s3kv-expire-log", "s3kv-expire-leases"]
+    condition     = [for rule in aws_s3_bucket_lifecycle_configuration.this.rule : rule.id] == ["s3kv-abort-multipart", "s3kv-expire-cache", "s3kv-expire-leases"]
     error_message = "rule names"
   }
   assert {
-    condition     = aws_s3_bucket_lifecycle_configuration.this.rule[2].filter[0].prefix == "ns/"
+    condition     = aws_s3_bucket_lifecycle_configuration.this.rule[1].filter[0].prefix == "ns/"
     error_message = "prefix"
   }
   assert {

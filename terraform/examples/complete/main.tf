@@ -28,9 +28,8 @@ module "s3kv" {
     create_kms_key = true
   }
 
-  chunk_expiry_days = 120
-  log_expiry_days   = 240
-  transition        = { storage_class = "INTELLIGENT_TIERING", days = 0 }
+  expiry_days = 120
+  transition  = { storage_class = "INTELLIGENT_TIERING", days = 0 }
 
   iam_path = "/s3kv/"
   roles = {
