@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 import xxhash
 import zstandard
-from support.format_values import ENTRIES, NAMESPACE, RECORDS, SHARDS, SNAPSHOT_HEADER, built, snapshot_bytes
+from support.format_values import (
+    ENTRIES,
+    NAMESPACE,
+    NAMESPACE_SPEC,
+    RECORDS,
+    SHARDS,
+    SNAPSHOT_HEADER,
+    built,
+    snapshot_bytes,
+)
 
 from s3kv.format.chunk import read_frame
 from s3kv.format.codecs import RAW, Codec
@@ -17,6 +26,7 @@ from s3kv.format.header import read_header
 from s3kv.format.marker import encode_format, require_format
 from s3kv.format.segment import decode_segment, encode_segment
 from s3kv.format.snapshot import decode_snapshot
+from s3kv.identity.namespace import NamespaceSpec
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "format1"
 CODECS = {"chunk-raw.bin": RAW, "chunk-zstd.bin": Codec("zstd")}
@@ -30,7 +40,8 @@ def written() -> dict[str, bytes]:
     """What this release writes. zstd's output may change with its version, so that file is only ever read."""
     chunks = {name: built(codec, 256, 2)[1] for name, codec in CODECS.items()}
     segment = encode_segment(RECORDS, 0xA0B0C0D0, 12, NAMESPACE)
-    return {**chunks, "segment.bin": segment, "snapshot.bin": snapshot_bytes(), "format.json": encode_format()}
+    documents = {"format.json": encode_format(), "namespace.json": NAMESPACE_SPEC.to_json()}
+    return {**chunks, **documents, "segment.bin": segment, "snapshot.bin": snapshot_bytes()}
 
 
 @pytest.mark.parametrize("name", CODECS)
@@ -58,11 +69,12 @@ def test_snapshot_is_read() -> None:
     assert tuple(entry for block in blocks for entry in block.entries()) == ENTRIES
 
 
-def test_format_json_is_read() -> None:
+def test_json_documents_are_read() -> None:
     require_format(golden("format.json"))
+    assert NamespaceSpec.from_json(golden("namespace.json")) == NAMESPACE_SPEC
 
 
-@pytest.mark.parametrize("name", ["chunk-raw.bin", "segment.bin", "snapshot.bin", "format.json"])
+@pytest.mark.parametrize("name", ["chunk-raw.bin", "segment.bin", "snapshot.bin", "format.json", "namespace.json"])
 def test_what_is_written_today_is_the_same_format(name: str) -> None:
     assert written()[name] == golden(name)
 
@@ -93,6 +105,11 @@ def documented_page(data: bytes, entry: int, element_size: int) -> bytes:
         frame = bytes(page)
     assert len(frame) == raw_length and xxhash.xxh3_64_intdigest(frame) == checksum
     return frame
+
+
+def test_the_documented_namespace_digest_is_the_real_one() -> None:
+    expected = hashlib.blake2b(golden("namespace.json"), digest_size=32, person=b"s3kv namespace").digest()
+    assert NAMESPACE_SPEC.digest == expected and NAMESPACE_SPEC.name == expected[:16].hex()
 
 
 @pytest.mark.parametrize("name", CODECS)

@@ -12,10 +12,24 @@ from s3kv.format.columns import Entry
 from s3kv.format.header import ChunkHeader, chunk_id
 from s3kv.format.records import ChunkAdded, ChunkDeleted, DeleteReason, GroupObject, Record, Stamp, Touched
 from s3kv.format.snapshot import SegmentName, SnapshotHeader, encode_snapshot
+from s3kv.identity.namespace import GroupSpec, NamespaceSpec, RegionSpec
 
 NAMESPACE = bytes(range(32))
 ROOT = bytes(16)
 SHARDS = (0, 1, 255)
+
+NAMESPACE_SPEC = NamespaceSpec(
+    model="Modell-ä",
+    weights="sha256:00ff",
+    kv_dtype="bfloat16",
+    tokens_per_block=32,
+    groups=(
+        GroupSpec((0, 2), None, (RegionSpec(4096, False, ((0, "key", 1), (0, "value", 1))),)),
+        GroupSpec((1,), 1024, (RegionSpec(2048, False, ((1, "key", 1),)), RegionSpec(512, True, ((1, "scale", 1),)))),
+    ),
+    shards=2,
+    extra=(("layout", "HND"),),
+)
 
 
 def block_hash(number: int) -> bytes:
