@@ -1,0 +1,44 @@
+# Two commands do everything: `make demo` and `make test`. Both set up first, once.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup-stamp
+# Constraints also keep an open-ended torch from bringing several GB of CUDA.
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+XDIST ?= -n 2
+
+.PHONY: setup demo test check format lint types layers bench clean
+.DEFAULT_GOAL := check
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install -c constraints.txt -e '.[dev]'
+	touch $(STAMP)
+
+demo: setup
+	$(BIN)/s3kv demo
+
+test: setup
+	$(BIN)/python -m pytest $(XDIST) --dist loadgroup
+
+format: setup
+	$(BIN)/ruff format --check .
+
+lint: setup
+	$(BIN)/ruff check .
+
+types: setup
+	$(BIN)/mypy s3kv cli
+
+layers: setup
+	$(BIN)/lint-imports
+
+check: format lint types layers test
+
+bench: setup
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build
