@@ -43,7 +43,7 @@ class StoreSettings(Section):
     region: str | None = Field(None, description="AWS region of the bucket; the AWS chain decides when unset.")
     endpoint: str | None = Field(None, description="URL of an S3-compatible server; AWS when unset.")
     path_style: bool | None = Field(None, description="Bucket in the path; default: yes when an endpoint is set.")
-    ca_bundle: Path | None = Field(None, description="PEM file of the CAs to trust; the system's when unset.")
+    ca_bundle: Path | None = Field(None, description="PEM file of CAs to trust: besides the system's (obstore), or instead (aioboto3).")
     tls_verify: bool = Field(True, description="False accepts any certificate, and says so in the log at every start.")
     access_key_id: str | None = Field(None, description="Static key; the AWS credential chain when unset.")
     secret_access_key: SecretStr | None = Field(None, description="Secret of access_key_id.")
@@ -58,7 +58,12 @@ class StoreSettings(Section):
     checksums: Literal["when_required", "when_supported"] = Field(
         "when_required", description="aioboto3 only: when stores refuse x-amz-checksum-*, leave when_required."
     )
-    max_connections: Count = 64
+    payload_signing: Literal["auto", "always", "never"] = Field(
+        "auto",
+        description="Whether a put's bytes are hashed into its signature: auto does so without TLS only. "
+        "Our own checksum guards the bytes either way; signing costs 4 times the transfer's CPU.",
+    )
+    max_connections: Count = Field(64, description="Calls that may be under way at once; more wait their turn.")
     connect_timeout_s: Positive = 5.0
     request_timeout_s: Positive = Field(30.0, description="Deadline of one call, retries included.")
     retries: int = Field(4, ge=0, description="Tries after the first, with jitter, within request_timeout_s.")
@@ -70,6 +75,7 @@ class StoreSettings(Section):
 
 class TierSettings(Section):
     capacity_bytes: Bytes = Field(4 * GIB, description="Host memory for all namespaces of the node.")
+    namespaces: Count = Field(1, description="Namespaces to share pinned memory between; one may take 1/n of it.")
     hugepages: bool = False
     pin: Literal["auto", "require", "never"] = Field(
         "auto", description="Register arenas with CUDA; auto falls back to pageable copies with a warning."

@@ -1,0 +1,68 @@
+"""Which ranks make up an engine, and whether it may be offered anything.
+
+A lease has a share for every rank; it may be given only while each rank is attached to this agent, in this run, by
+exactly one process. Two engines under one name are noticed by a second leader or a second process for one rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+Holder = Hashable
+
+
+@dataclass(slots=True)
+class Engine:
+    name: str
+    ranks: int
+    leaders: set[Holder] = field(default_factory=set)
+    members: dict[int, set[Holder]] = field(default_factory=dict)
+
+    def trouble(self) -> str:
+        """Why nothing may be offered; empty when all is well."""
+        if len(self.leaders) > 1 or any(len(holders) > 1 for holders in self.members.values()):
+            return "two engines share one name: set S3KV_ENGINE_ID, different for each engine and equal on its ranks"
+        missing = [rank for rank in range(self.ranks) if not self.members.get(rank)]
+        return f"rank {missing[0]} of {self.ranks} is not attached" if missing else ""
+
+    def readers(self) -> dict[Hashable, Holder]:
+        return {rank: next(iter(holders)) for rank, holders in self.members.items()}
+
+    @property
+    def empty(self) -> bool:
+        return not self.leaders and not any(self.members.values())
+
+
+class Engines:
+    """The engines of one namespace."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, Engine] = {}
+
+    def join(self, name: str, ranks: int, holder: Holder, *, rank: int, leader: bool) -> Engine:
+        """Raises ValueError when the ranks make no sense or do not agree with the engine's other members."""
+        if not 0 <= rank < ranks:
+            raise ValueError(f"rank {rank} of {ranks} makes no sense")
+        engine = self._by_name.setdefault(name, Engine(name, ranks))
+        if engine.ranks != ranks:
+            raise ValueError(f"engine {name} has {engine.ranks} ranks, not {ranks}: set S3KV_ENGINE_ID")
+        members = engine.leaders if leader else engine.members.setdefault(rank, set())
+        members.add(holder)
+        return engine
+
+    def leave(self, name: str, holder: Holder, *, rank: int, leader: bool) -> None:
+        engine = self._by_name.get(name)
+        if engine is None:
+            return
+        members = engine.leaders if leader else engine.members.get(rank, set())
+        members.discard(holder)
+        if engine.empty:
+            del self._by_name[name]
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    @property
+    def attached_workers(self) -> int:
+        return sum(len(holders) for engine in self._by_name.values() for holders in engine.members.values())

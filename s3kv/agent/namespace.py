@@ -1,0 +1,328 @@
+"""One namespace on this node: its arenas, directory, catalog, and what moves between them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from array import array
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from s3kv.agent.engines import Engine, Engines
+from s3kv.agent.fetcher import Fetcher
+from s3kv.agent.packer import Packer
+from s3kv.agent.pages import Pages
+from s3kv.agent.promises import PROMISE_BIT, Promises
+from s3kv.agent.publisher import Publisher
+from s3kv.agent.resources import Resources
+from s3kv.agent.uploader import Uploader
+from s3kv.catalog.catalog import Catalog
+from s3kv.client.protocol import NO_SLOT, Matched, PromiseState, Reserved, pack_u32
+from s3kv.errors import ConfigError, S3kvError
+from s3kv.identity import NamespaceSpec
+from s3kv.tier.arena import Arena
+from s3kv.tier.block import Committed, State
+from s3kv.tier.directory import Directory
+
+logger = logging.getLogger("s3kv.agent")
+
+_OPEN_RETRY_S = 5.0
+_TOUCHED_TIPS = 65_536
+
+
+class Namespace:
+    """Made for the first engine that attaches, and kept warm after the last has gone."""
+
+    def __init__(self, spec: NamespaceSpec, resources: Resources, *, pinned: bool) -> None:
+        """Raises ConfigError when the node's budget has no room for it."""
+        self.spec = spec
+        self.engines = Engines()
+        self._r = resources
+        settings, metrics = resources.settings, resources.metrics
+        slot_bytes = sum(part.slot_bytes for part in spec.parts)
+        want = settings.tier.capacity_bytes // slot_bytes
+        slots = resources.budget.grant(slot_bytes, want, pinned)
+        if slots < 1:
+            raise ConfigError(
+                f"tier.capacity_bytes: no room for a block of {slot_bytes} bytes (model {spec.model}); set it higher"
+            )
+        hugepages = settings.tier.hugepages
+        self.arenas = {part.shard: Arena.create(slots, part.slot_bytes, hugepages) for part in spec.parts}
+        self.directory = Directory(
+            slots,
+            [part.shard for part in spec.parts],
+            slot_bytes_all_parts=slot_bytes,
+            budget=resources.budget,
+            dirty_max_slots=int(slots * settings.tier.dirty_max_fraction) if settings.upload.enabled else 0,
+            pinned_memory=pinned,
+            punch=self._punch,
+        )
+        self.pages = Pages(spec, self.arenas)
+        self.catalog = Catalog(
+            resources.store,
+            spec,
+            resources.index_dir,
+            agent_id=resources.agent_id,
+            clock=resources.wall_clock,
+            settings=settings.catalog,
+        )
+        self.packer = Packer(
+            self.pages.block_bytes,
+            settings.upload.chunk_target_bytes * len(spec.groups),
+            settings.upload.seal_age_s,
+            settings.upload.seal_grace_s,
+        )
+        self.publisher = Publisher(self.catalog.publish, settings.catalog.publish_interval_s)
+        self.uploader = Uploader(
+            settings=settings.upload,
+            store=resources.store,
+            catalog=self.catalog,
+            directory=self.directory,
+            pages=self.pages,
+            publisher=self.publisher,
+            inflight=resources.upload_bytes,
+            threads=resources.threads,
+            metrics=metrics,
+            clock=resources.clock,
+            rng=resources.rng,
+        )
+        self.fetcher = Fetcher(
+            settings=settings.fetch,
+            store=resources.store,
+            catalog=self.catalog,
+            directory=self.directory,
+            pages=self.pages,
+            inflight=resources.fetch_bytes,
+            threads=resources.threads,
+            metrics=metrics,
+        )
+        self.promises = Promises(self._pin, self.directory.release, self.fetcher.start)
+        self.catalog_open = asyncio.Event()
+        self._max_pinned = max(1, int(slots * settings.load.max_pinned_fraction))
+        self._touched: OrderedDict[bytes, None] = OrderedDict()
+        self._packer_wake = asyncio.Event()
+        self._tasks = [asyncio.create_task(self._keep_catalog()), asyncio.create_task(self._seal_when_due())]
+
+    def _punch(self, slot: int) -> bool:
+        given_back = [arena.punch(slot) for arena in self.arenas.values()]
+        return all(given_back)
+
+    # ---- loading
+
+    async def match(
+        self, engine: Engine, owner: Hashable, hashes: Sequence[bytes], wait_s_per_block: float, wait_cap_s: float,
+        *, park: bool, min_blocks: int, identity: int,
+    ) -> Matched:  # fmt: skip
+        """Pin the longest prefix that host memory has, after waiting as long as the budget allows for more of it."""
+        if trouble := engine.trouble():
+            self._r.metrics.not_offered.labels("engine").inc()
+            return Matched(identity, 0, b"", 0, 0.0, trouble)
+        started = self._r.clock()
+        readers = engine.readers()
+        found = self._pin(hashes, readers)
+        coming = self.fetcher.start(hashes[len(found.slots) :]) if len(found.slots) < len(hashes) else 0
+        if coming and park:
+            self.directory.release(found.lease_id)
+            promised = hashes[: len(found.slots) + coming]
+            lease = self.promises.make(promised, owner, readers)
+            return Matched(identity, lease, b"", len(promised), self._r.clock() - started)
+        if coming and (budget := min(wait_cap_s, wait_s_per_block * coming)) > 0:
+            await self._wait_for(hashes[len(found.slots) : len(found.slots) + coming], budget)
+            first, found = found, self._pin(hashes, readers)
+            self.directory.release(first.lease_id)
+        if found.lease_id and len(found.slots) < min_blocks:
+            self.directory.release(found.lease_id)
+            return Matched(identity, 0, b"", 0, self._r.clock() - started)
+        waited = self._r.clock() - started
+        self._count_match(hashes, len(found.slots), waited)
+        return Matched(identity, found.lease_id, pack_u32(found.slots), 0, waited)
+
+    def _pin(self, hashes: Sequence[bytes], readers: dict[Hashable, Hashable]) -> Any:
+        return self.directory.match(hashes, readers=readers, max_pinned_slots=self._max_pinned)
+
+    async def _wait_for(self, blocks: Sequence[bytes], budget_s: float) -> None:
+        """Until the last of these blocks that is on its way has arrived or failed, or the budget is spent."""
+        try:
+            async with asyncio.timeout(budget_s):
+                while any(self.fetcher.on_its_way(block) for block in reversed(blocks)):
+                    await self.fetcher.arrival()
+        except TimeoutError:
+            self._r.metrics.not_offered.labels("budget").inc()
+
+    def _count_match(self, hashes: Sequence[bytes], found: int, waited_s: float) -> None:
+        metrics = self._r.metrics
+        metrics.matched_blocks.labels("tier").inc(found)
+        metrics.matched_blocks.labels("nowhere").inc(len(hashes) - found)
+        metrics.match_wait.observe(waited_s)
+        if found:
+            asyncio.get_running_loop().call_soon(self._touch, list(hashes[:found]))
+
+    def _touch(self, hashes: list[bytes]) -> None:
+        """Tell the catalog that these blocks' chunks are in use: once a chain end, since it is coarse anyway."""
+        tip = hashes[-1]
+        hour = int(self._r.wall_clock() // 3600)
+        key = tip + hour.to_bytes(4, "little")
+        if key in self._touched:
+            return
+        self._touched[key] = None
+        if len(self._touched) > _TOUCHED_TIPS:
+            self._touched.popitem(last=False)
+        self.catalog.touch(dict.fromkeys(place.chunk_id for place in self.catalog.lookup(hashes)))
+
+    def promised(self, identity: int, lease: int) -> PromiseState:
+        ready, failed, slots = self.promises.state(lease)
+        return PromiseState(identity, ready, failed, pack_u32(slots))
+
+    def release(self, lease: int, rank: int) -> None:
+        reader = None if rank < 0 else rank
+        if lease & PROMISE_BIT:
+            self.promises.release(lease, reader)
+        else:
+            self.directory.release(lease, reader)
+
+    def look(self, hashes: Sequence[bytes]) -> tuple[int, int]:
+        """How many blocks of the prefix host memory holds, and how many the bucket does. Changes nothing."""
+        resident = 0
+        for block in hashes:
+            if self.directory.state(block) is not State.RESIDENT:
+                break
+            resident += 1
+        return resident, len(self.catalog.lookup(hashes))
+
+    async def prefetch(self, hashes: Sequence[bytes], deadline_s: float) -> tuple[int, int]:
+        """Bring what the bucket holds into host memory; returns (resident, missing) of the chain at the end."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                while (resident := self.look(hashes)[0]) < len(hashes) and self.fetcher.start(hashes[resident:]):
+                    await self.fetcher.arrival()
+        except TimeoutError:
+            pass
+        resident, _ = self.look(hashes)
+        return resident, len(hashes) - resident
+
+    # ---- saving
+
+    def reserve(
+        self, part: int, parent: bytes, start_block: int, hashes: Sequence[bytes], holder: Hashable, identity: int
+    ) -> Reserved:
+        places = self.directory.reserve(part, parent, start_block, hashes, holder)
+        slots = pack_u32(NO_SLOT if place is None else place.slot for place in places)
+        return Reserved(identity, slots, pack_u32(0 if place is None else place.ticket for place in places))
+
+    def commit(self, part: int, slots: array[int], tickets: array[int]) -> None:
+        for slot, ticket in zip(slots, tickets, strict=False):
+            block = self.directory.block_at(slot)
+            outcome = self.directory.commit(part, slot, ticket)
+            if outcome is Committed.DIRTY and block is not None:
+                self._r.metrics.saved_blocks.inc()
+                self._pack(block)
+            elif outcome is Committed.CLEAN:
+                self._r.metrics.saved_blocks.inc()
+                self._r.metrics.dropped_blocks.labels("too_many_waiting").inc()
+
+    def abandon(self, part: int, slots: array[int], tickets: array[int]) -> None:
+        for slot, ticket in zip(slots, tickets, strict=False):
+            self.directory.abandon(part, slot, ticket)
+
+    def finish(self, tip: bytes) -> None:
+        self.packer.finish(tip, self._r.clock())
+        self._packer_wake.set()
+
+    def _pack(self, block: bytes) -> None:
+        held = self.directory.hold(block)
+        if held is None:
+            return
+        if self.catalog.lookup([block]):
+            self._r.metrics.known_blocks.inc()
+            self.directory.finish_upload([held])
+            return
+        for run in self.packer.add(held, self._r.clock()):
+            self.uploader.start(run)
+        self._packer_wake.set()
+
+    async def _seal_when_due(self) -> None:
+        while True:
+            due = self.packer.next_due
+            try:
+                async with asyncio.timeout(None if due is None else max(0.0, due - self._r.clock())):
+                    await self._packer_wake.wait()
+                self._packer_wake.clear()
+            except TimeoutError:
+                pass
+            for run in self.packer.take_due(self._r.clock()):
+                self.uploader.start(run)
+
+    # ---- catalog
+
+    async def _keep_catalog(self) -> None:
+        """Open the catalog, however long the store is away, then poll it. Until it is open only host memory serves."""
+        interval = self._r.settings.catalog.poll_interval_s
+        while not self.catalog_open.is_set():
+            if await self._try("catalog_open", self.catalog.open):
+                self.catalog_open.set()
+            else:
+                await asyncio.sleep(min(_OPEN_RETRY_S, interval))
+        while True:
+            await asyncio.sleep(self._r.rng.uniform(0.8, 1.2) * interval)
+            await self._try("catalog_poll", self.catalog.poll)
+            if self.catalog.wants_compaction():
+                await self._try("catalog_compact", self.catalog.compact)
+
+    async def _try(self, work: str, call: Callable[[], Awaitable[object]]) -> bool:
+        try:
+            await call()
+        except (S3kvError, OSError, TimeoutError) as error:
+            logger.warning("%s of %s: %s", work, self.spec.name, error)
+        except Exception:
+            logger.exception("%s of %s", work, self.spec.name)
+        else:
+            return True
+        self._r.metrics.troubles.labels(work).inc()
+        return False
+
+    # ---- life
+
+    async def drain(self, deadline_s: float) -> tuple[int, int]:
+        """Flush what can be flushed; returns (chunks stored meanwhile, blocks that are not in the bucket)."""
+        before = self._r.metrics.total(self._r.metrics.uploaded_chunks)
+        for run in self.packer.take_all():
+            self.uploader.start(run)
+        self.publisher.hurry()
+        await self.uploader.drain(deadline_s)
+        await self._try("touch", self.catalog.flush_touches)
+        self.publisher.relax()
+        stored = self._r.metrics.total(self._r.metrics.uploaded_chunks) - before
+        return stored, self.directory.counters().dirty
+
+    async def close(self) -> None:
+        """Stop at once. What was not stored is lost from this node; the bucket stays whole."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.uploader.stop()
+        await self.fetcher.stop()
+        self.catalog.close()
+        self.directory.close()
+        for arena in self.arenas.values():
+            arena.close()
+
+    def status(self) -> dict[str, Any]:
+        counters = asdict(self.directory.counters())
+        metrics = self._r.metrics
+        for state in ("in_use", "free", "dirty", "pinned", "resident", "quarantined"):
+            metrics.tier.labels(self.spec.name, state).set(counters[state])
+        return {
+            "namespace": self.spec.name,
+            "model": self.spec.model,
+            "engines": len(self.engines),
+            "slot_bytes": sum(part.slot_bytes for part in self.spec.parts),
+            "tier": counters,
+            "waiting_blocks": self.packer.waiting_blocks,
+            "uploading_chunks": self.uploader.queued_chunks,
+            "fetching_chunks": self.fetcher.running_chunks,
+            "promises": len(self.promises),
+            "catalog_open": self.catalog_open.is_set(),
+            "catalog": self.catalog.stats(),
+        }

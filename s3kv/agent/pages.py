@@ -1,0 +1,43 @@
+"""Where the page of a layer group lies in the arenas' slots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+
+from s3kv.identity import NamespaceSpec
+from s3kv.tier.arena import Arena
+
+
+class Pages:
+    """The arenas of one namespace by part. Slot numbers are common to all parts."""
+
+    def __init__(self, spec: NamespaceSpec, arenas: Mapping[int, Arena]) -> None:
+        self.spec = spec
+        self.arenas = dict(arenas)
+
+    @cached_property
+    def shards_of_group(self) -> tuple[tuple[int, ...], ...]:
+        """For each layer group the parts that hold bytes of it, ascending: the shard set of its objects."""
+        groups = range(len(self.spec.groups))
+        return tuple(tuple(part.shard for part in self.spec.parts if part.group_bytes[group]) for group in groups)
+
+    @cached_property
+    def _places(self) -> dict[tuple[int, int], tuple[int, int]]:
+        return {
+            (part.shard, group): (part.group_offset(group), size)
+            for part in self.spec.parts
+            for group, size in enumerate(part.group_bytes)
+        }
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block's pages in all groups and parts."""
+        return sum(sum(part.group_bytes) for part in self.spec.parts)
+
+    def page_bytes(self, group: int, shard: int) -> int:
+        return self._places[shard, group][1]
+
+    def page(self, slot: int, group: int, shard: int) -> memoryview:
+        offset, size = self._places[shard, group]
+        return self.arenas[shard].view(slot)[offset : offset + size]

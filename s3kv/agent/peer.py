@@ -1,0 +1,50 @@
+"""Who is at the other end of a socket, and when that process has exited.
+
+A lease ends when its holder gave it back or has exited, never by a clock: a stopped engine may still be copying. So
+every client that may touch slots is watched through a pidfd. SO_PEERPIDFD (Linux 6.5) gives one even across PID
+namespaces; before that pidfd_open works where the process can be seen.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from dataclasses import dataclass
+
+from s3kv.errors import ProtocolError
+
+SO_PEERPIDFD = 77
+_CREDENTIALS = struct.Struct("3i")
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    pid: int
+    uid: int
+
+
+def peer_of(sock: socket.socket) -> Peer:
+    pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return Peer(pid, uid)
+
+
+def may_connect(peer: Peer, own_uid: int) -> bool:
+    """The agent's own user and root: whoever can map an arena can read every prompt's KV in it."""
+    return peer.uid in (own_uid, 0)
+
+
+def open_pidfd(sock: socket.socket) -> int:
+    """A descriptor that becomes readable when the peer exits. Raises ProtocolError when the peer cannot be watched."""
+    try:
+        return sock.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
+    except OSError:
+        pass  # an older kernel
+    pid = peer_of(sock).pid
+    try:
+        return os.pidfd_open(pid)
+    except OSError as error:
+        raise ProtocolError(
+            "the agent cannot see this process, so it could not tell when its memory is free again: "
+            "run both in one PID namespace, or on Linux 6.5 or later"
+        ) from error

@@ -1,0 +1,284 @@
+"""The socket: who may connect, frames in, answers out.
+
+Invariants kept here:
+- Only the agent's own user (and root) may connect; the socket is 0600 besides.
+- A length is checked before memory is taken for it; nothing is unpickled (invariant 8).
+- One connection's trouble (garbage, lies about lengths, answers never read) ends that connection alone, counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Callable
+
+from s3kv.agent.node import ClientState, Node, Refusal, Seat
+from s3kv.agent.peer import Peer, may_connect, open_pidfd, peer_of
+from s3kv.client import protocol as p
+from s3kv.errors import ProtocolError, S3kvError
+
+logger = logging.getLogger("s3kv.agent")
+
+HELLO_TIMEOUT_S = 5.0
+WRITE_TIMEOUT_S = 10.0
+_RECEIVE_BYTES = 1 << 16
+
+
+class Server:
+    """Serves `node` on a listening Unix socket. `on_stop(deadline_s)` is what the Stop message asks for."""
+
+    def __init__(
+        self,
+        node: Node,
+        listener: socket.socket,
+        *,
+        version: str,
+        max_clients: int,
+        on_stop: Callable[[float], Awaitable[tuple[int, int]]],
+    ) -> None:
+        self._node = node
+        self._listener = listener
+        self._version = version
+        self._max_clients = max_clients
+        self._on_stop = on_stop
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._watched: dict[int, int] = {}  # pid -> pidfd
+        self.served = 0
+
+    @property
+    def clients(self) -> int:
+        return len(self._tasks)
+
+    async def run(self) -> None:
+        """Accept until cancelled. When the machine is out of descriptors it waits instead of spinning."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, _ = await loop.sock_accept(self._listener)
+            except OSError as error:
+                self._count("accept")
+                logger.warning("a connection could not be accepted: %s", error)
+                await asyncio.sleep(0.1)
+                continue
+            sock.setblocking(False)
+            task = asyncio.create_task(self._serve(sock))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            self._node.r.metrics.clients.set(len(self._tasks))
+
+    async def close(self) -> None:
+        loop = asyncio.get_running_loop()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for pidfd in self._watched.values():
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+        self._watched.clear()
+
+    def _count(self, reason: str) -> None:
+        self._node.r.metrics.refused_clients.labels(reason).inc()
+
+    async def _serve(self, sock: socket.socket) -> None:
+        reason = ""
+        try:
+            await self._talk(sock)
+        except (ProtocolError, Refusal) as error:
+            reason = "protocol"
+            logger.warning("a client was refused: %s", error)
+        except TimeoutError:
+            reason = "slow"
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass  # it went away
+        except OSError as error:
+            reason = "socket"
+            logger.warning("a connection failed: %s", error)
+        except Exception:
+            reason = "fault"
+            logger.exception("a connection ended by a fault")
+        finally:
+            sock.close()
+            if reason:
+                self._count(reason)
+            self._node.r.metrics.clients.set(len(self._tasks) - 1)
+
+    async def _talk(self, sock: socket.socket) -> None:
+        frames = _Frames(sock)
+        peer = peer_of(sock)
+        async with asyncio.timeout(HELLO_TIMEOUT_S):
+            hello = p.decode_request(await frames.next())
+        if not isinstance(hello, p.Hello):
+            raise ProtocolError("the first message was not Hello")
+        if refusal := self._refusal(peer, hello):
+            await frames.write(p.Refused(hello.id, refusal, fatal=True))
+            raise Refusal(refusal)
+        holder = peer.pid
+        if hello.role != "cli":
+            self._watch(sock, holder)
+        self.served += 1
+        client = ClientState(hello.role, holder)
+        self._node.connected(holder)
+        try:
+            await frames.write(p.Welcome(hello.id, p.PROTOCOL, self._node.epoch, self._version))
+            while True:
+                request = p.decode_request(await frames.next())
+                await self._answer(frames, client, request)
+        finally:
+            self._node.disconnected(client)
+
+    def _refusal(self, peer: Peer, hello: p.Hello) -> str:
+        if not may_connect(peer, os.getuid()):
+            return f"user {peer.uid} may not use the agent of user {os.getuid()}"
+        if hello.protocol != p.PROTOCOL:
+            return (
+                f"this agent ({self._version}) speaks protocol {p.PROTOCOL}, the client {hello.protocol}: "
+                "install one release of s3kv on the node and restart the agent"
+            )
+        if len(self._tasks) > self._max_clients:
+            return f"more than {self._max_clients} clients (agent.max_clients)"
+        return ""
+
+    def _watch(self, sock: socket.socket, holder: int) -> None:
+        if holder in self._watched:
+            return
+        pidfd = open_pidfd(sock)
+        self._watched[holder] = pidfd
+        asyncio.get_running_loop().add_reader(pidfd, self._exited, holder)
+
+    def _exited(self, holder: int) -> None:
+        pidfd = self._watched.pop(holder)
+        asyncio.get_running_loop().remove_reader(pidfd)
+        os.close(pidfd)
+        self._node.exited(holder)
+
+    async def _answer(self, frames: _Frames, client: ClientState, request: p.Request) -> None:
+        try:
+            reply, fds = await self._carry_out(client, request)
+        except Refusal as error:
+            reply, fds = p.Refused(request.id, str(error)), []  # type: ignore[union-attr]
+        except S3kvError as error:
+            if not hasattr(request, "id"):
+                raise
+            reply, fds = p.Refused(request.id, str(error)), []
+        if reply is not None:
+            await frames.write(reply, fds)
+
+    async def _carry_out(self, client: ClientState, request: p.Request) -> tuple[p.Reply | None, list[int]]:
+        if isinstance(request, p.Match | p.Promised | p.Release | p.Reserve | p.Commit | p.Abandon | p.Finished):
+            return await self._move(_seat(client, request.ns), client, request), []
+        if isinstance(request, p.Attach):
+            if client.role == "cli":
+                raise ProtocolError("a command-line client may not attach")
+            return self._node.attach(client, request)
+        return await self._manage(request), []
+
+    async def _move(self, seat: Seat, client: ClientState, request: p.Request) -> p.Reply | None:
+        """What moves blocks: every engine's own calls."""
+        namespace = seat.namespace
+        match request:
+            case p.Match():
+                hashes = p.split_hashes(request.hashes)
+                return await namespace.match(
+                    seat.engine, client.holder, hashes[request.first :], request.wait_s_per_block, request.wait_cap_s,
+                    park=request.park, min_blocks=request.min_blocks, identity=request.id,
+                )  # fmt: skip
+            case p.Reserve():
+                _may_write(seat, request.part)
+                hashes = p.split_hashes(request.hashes)
+                _need_hash(request.parent)
+                return namespace.reserve(
+                    request.part, request.parent, request.start_block, hashes, client.holder, request.id
+                )
+            case p.Commit():
+                _may_write(seat, request.part)
+                namespace.commit(request.part, p.unpack_u32(request.slots), p.unpack_u32(request.tickets))
+            case p.Abandon():
+                _may_write(seat, request.part)
+                namespace.abandon(request.part, p.unpack_u32(request.slots), p.unpack_u32(request.tickets))
+            case p.Release():
+                namespace.release(request.lease, -1 if seat.leader else seat.rank)
+            case p.Finished():
+                _need_hash(request.tip)
+                namespace.finish(request.tip)
+            case p.Promised():
+                return namespace.promised(request.id, request.lease)
+        return None
+
+    async def _manage(self, request: p.Request) -> p.Reply:
+        """What people and their tools ask."""
+        node = self._node
+        match request:
+            case p.Status():
+                return p.Report(request.id, node.status({"version": self._version, "pid": os.getpid()}))
+            case p.Metrics():
+                node.status({})
+                return p.Report(request.id, node.r.metrics.text())
+            case p.Look():
+                resident, stored = node.named(request.namespace).look(p.split_hashes(request.hashes))
+                return p.Looked(request.id, resident, stored)
+            case p.Prefetch():
+                namespace = node.named(request.namespace)
+                resident, missing = await namespace.prefetch(p.split_hashes(request.hashes), request.deadline_s)
+                return p.Prefetched(request.id, resident, missing)
+            case p.Drain():
+                return p.Drained(request.id, *await node.drain(request.deadline_s))
+            case p.Stop():
+                return p.Drained(request.id, *await self._on_stop(request.deadline_s))
+            case p.Forget():
+                return p.Done(request.id, node.forget(request.namespace))
+        raise ProtocolError(f"{type(request).__name__} may not come here")
+
+
+def _seat(client: ClientState, ns: int) -> Seat:
+    seat = client.seats.get(ns)
+    if seat is None:
+        raise ProtocolError(f"namespace {ns} was not attached on this connection")
+    return seat
+
+
+def _may_write(seat: Seat, part: int) -> None:
+    if part not in seat.write:
+        raise ProtocolError(f"rank {seat.rank} did not attach to write part {part}")
+
+
+def _need_hash(value: bytes) -> None:
+    if len(value) != p.HASH_BYTES:
+        raise ProtocolError(f"a block hash has {p.HASH_BYTES} bytes, not {len(value)}")
+
+
+class _Frames:
+    """Frames of one non-blocking socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._loop = asyncio.get_running_loop()
+        self._buffer = bytearray()
+
+    async def next(self) -> bytes:
+        """The next body. Raises ConnectionError at the end, ProtocolError for a length over the limit."""
+        await self._fill(p.LENGTH.size)
+        end = p.LENGTH.size + p.frame_length(self._buffer)
+        await self._fill(end)
+        body = bytes(self._buffer[p.LENGTH.size : end])
+        del self._buffer[:end]
+        return body
+
+    async def _fill(self, size: int) -> None:
+        while len(self._buffer) < size:
+            data = await self._loop.sock_recv(self._sock, _RECEIVE_BYTES)
+            if not data:
+                raise ConnectionError("closed by the client")
+            self._buffer += data
+
+    async def write(self, reply: p.Reply, fds: list[int] | None = None) -> None:
+        """Raises TimeoutError when the client does not read: its answers must not pile up here."""
+        frame = memoryview(p.encode(reply))
+        async with asyncio.timeout(WRITE_TIMEOUT_S):
+            if fds:
+                # A socket that took nothing yet has room for these few bytes; descriptors ride on the first of them.
+                sent = socket.send_fds(self._sock, [frame], fds)
+                frame = frame[sent:]
+            if frame:
+                await self._loop.sock_sendall(self._sock, frame)

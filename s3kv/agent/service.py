@@ -1,0 +1,218 @@
+"""The agent's life: the socket's lock, start, signals, drain, end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import random
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from prometheus_client import start_http_server
+
+from s3kv.agent.metrics import AgentMetrics
+from s3kv.agent.node import Node
+from s3kv.agent.resources import Resources
+from s3kv.agent.server import Server
+from s3kv.agent.weights import ByteSemaphore
+from s3kv.errors import ConfigError
+from s3kv.settings import Settings
+from s3kv.store.base import Store
+from s3kv.store.opening import open_guarded_store
+from s3kv.tier.budget import NodeBudget
+
+logger = logging.getLogger("s3kv.agent")
+
+DISTRIBUTION = "s3kv-cache"
+
+
+def release_version() -> str:
+    try:
+        return version(DISTRIBUTION)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+@contextlib.contextmanager
+def listening(path: Path) -> Iterator[socket.socket]:
+    """The one listening socket at `path`, 0600. Raises ConfigError when another agent has it.
+
+    A lock file decides between two agents: it goes with its holder, however that ends. A socket file without a holder
+    is a leftover and is replaced.
+    """
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigError(f"agent.socket: {path} cannot be made: {error.strerror}") from error
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(f"another agent is serving {path} (agent.socket)") from error
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+            _bind(listener, path)
+            listener.listen(128)
+            listener.setblocking(False)
+            inode = path.stat().st_ino
+            yield listener
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_ino == inode:
+                    path.unlink()
+        finally:
+            listener.close()
+    finally:
+        os.close(lock)
+
+
+def _bind(listener: socket.socket, path: Path) -> None:
+    before = os.umask(0o177)
+    try:
+        listener.bind(os.fspath(path))
+    except OSError as error:
+        text = "is too long for a socket" if error.errno in (errno.ENAMETOOLONG, None) else f"{error.strerror or error}"
+        raise ConfigError(f"agent.socket: {path}: {text}") from error
+    finally:
+        os.umask(before)
+
+
+class Agent:
+    """One agent. `run` returns when it was told to stop, or was idle for `agent.idle_exit_s`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        store: Store | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,  # noqa: TID251 - the default of an injected clock
+        rng: random.Random | None = None,
+    ) -> None:
+        self.settings = settings
+        self.metrics = AgentMetrics()
+        self._store = store
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._rng = rng or random.Random(secrets.randbits(64))
+        self._stop = asyncio.Event()
+        self._last_drain: tuple[int, int] = (0, 0)
+        self.node: Node | None = None
+
+    async def run(self, on_ready: Callable[[], None] = lambda: None) -> tuple[int, int]:
+        """Serve until stopped; returns (chunks flushed at the end, blocks that were not). Raises ConfigError."""
+        with listening(self.settings.agent.socket) as listener:
+            resources = self._resources()
+            node = self.node = Node(resources, epoch=secrets.randbits(63) | 1)
+            server = Server(
+                node,
+                listener,
+                version=release_version(),
+                max_clients=self.settings.agent.max_clients,
+                on_stop=self.stop,
+            )
+            metrics_server = self._serve_metrics()
+            accepting = asyncio.create_task(server.run())
+            idle = asyncio.create_task(self._stop_when_idle(server))
+            logger.info("serving %s, store %s", self.settings.agent.socket, self.settings.store.url)
+            on_ready()
+            try:
+                await self._stop.wait()
+            finally:
+                for task in (accepting, idle):
+                    task.cancel()
+                await asyncio.gather(accepting, idle, return_exceptions=True)
+                await asyncio.sleep(0)  # lets the answer to Stop leave
+                await server.close()
+                await node.close()
+                await resources.store.close()
+                resources.threads.shutdown(wait=True, cancel_futures=True)
+                if metrics_server is not None:
+                    metrics_server[0].shutdown()
+        return self._last_drain
+
+    async def stop(self, deadline_s: float) -> tuple[int, int]:
+        """Flush within the deadline, then end. Returns (chunks flushed, blocks that were not)."""
+        if self.node is not None and not self._stop.is_set():
+            self._last_drain = await self.node.drain(deadline_s)
+            chunks, unsaved = self._last_drain
+            logger.info("drained: %d chunks stored, %d blocks not stored", chunks, unsaved)
+        asyncio.get_running_loop().call_later(0.05, self._stop.set)
+        return self._last_drain
+
+    def _resources(self) -> Resources:
+        settings = self.settings
+        index_dir = settings.catalog.index_dir or settings.agent.socket.parent / "index"
+        return Resources(
+            settings=settings,
+            store=self._store or open_guarded_store(settings.store, on_call=self._observe),
+            budget=NodeBudget(settings.tier.capacity_bytes, namespaces=settings.tier.namespaces),
+            metrics=self.metrics,
+            threads=ThreadPoolExecutor(settings.upload.threads, thread_name_prefix="s3kv-codec"),
+            upload_bytes=ByteSemaphore(settings.upload.inflight_bytes),
+            fetch_bytes=ByteSemaphore(settings.fetch.inflight_bytes),
+            index_dir=index_dir,
+            agent_id=self._rng.getrandbits(32),
+            clock=self._clock,
+            wall_clock=self._wall_clock,
+            rng=self._rng,
+        )
+
+    def _observe(self, call: str, result: str, seconds: float) -> None:
+        self.metrics.store_call.labels(call, result).observe(seconds)
+
+    def _serve_metrics(self) -> tuple[object, object] | None:
+        port = self.settings.agent.metrics_port
+        if port is None:
+            return None
+        try:
+            return start_http_server(port, addr="127.0.0.1", registry=self.metrics.registry)
+        except OSError as error:
+            raise ConfigError(f"agent.metrics_port: port {port} cannot be used: {error.strerror}") from error
+
+    async def _stop_when_idle(self, server: Server) -> None:
+        limit = self.settings.agent.idle_exit_s
+        if not limit:
+            return
+        idle_since = self._clock()
+        while self._clock() - idle_since < limit:
+            await asyncio.sleep(min(1.0, limit / 4))
+            if server.clients:
+                idle_since = self._clock()
+        await self.stop(self.settings.agent.drain_s)
+
+
+def run(settings: Settings) -> int:
+    """The process `python -m s3kv.agent` and `s3kv agent run`. 1: some blocks could not be flushed at the end."""
+    logging.basicConfig(
+        level=settings.agent.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+
+    async def main() -> tuple[int, int]:
+        agent = Agent(settings)
+        loop = asyncio.get_running_loop()
+        stopping: set[asyncio.Task[object]] = set()
+
+        def begin_stop() -> None:
+            task: asyncio.Task[object] = asyncio.create_task(agent.stop(settings.agent.drain_s))
+            stopping.add(task)
+            task.add_done_callback(stopping.discard)
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, begin_stop)
+        return await agent.run()
+
+    _, unsaved = asyncio.run(main())
+    return 1 if unsaved else 0
