@@ -393,6 +393,11 @@ class Directory:
         block = self._table.find(block_hash)
         return block.state if block is not None else None
 
+    def block_at(self, slot: int) -> BlockHash | None:
+        """The block that occupies a slot; None: the slot is free, or there is none."""
+        block = self._table.occupied.get(slot)
+        return block.hash if block is not None else None
+
     def resident(self) -> Iterator[BlockHash]:
         """Every resident block, in no order; not to be mixed with changes."""
         return iter(self._table.resident)

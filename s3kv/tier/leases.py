@@ -22,10 +22,10 @@ class Lease:
 
 @dataclass(slots=True)
 class Holding:
-    """What one process holds."""
+    """What one process holds. Dicts serve as sets that keep their order, so that runs repeat exactly."""
 
-    shares: set[tuple[int, ReaderId]] = field(default_factory=set)
-    writes: set[tuple[Block, int]] = field(default_factory=set)
+    shares: dict[tuple[int, ReaderId], None] = field(default_factory=dict)
+    writes: dict[tuple[Block, int], None] = field(default_factory=dict)
     """(block, position of the part)"""
     quarantined: bool = False
 
@@ -41,14 +41,14 @@ class LeaseBook:
         self._last_id += 1
         self.leases[self._last_id] = Lease(blocks, dict(readers))
         for reader, holder in readers.items():
-            self.of(holder).shares.add((self._last_id, reader))
+            self.of(holder).shares[self._last_id, reader] = None
         return self._last_id
 
     def end_share(self, lease_id: int, reader: ReaderId) -> bool:
         """Whether that was the lease's last share: its pins are to be taken off, then it is to be removed."""
         lease = self.leases[lease_id]
         holder = lease.readers.pop(reader)
-        self.holders[holder].shares.discard((lease_id, reader))
+        del self.holders[holder].shares[lease_id, reader]
         self._forget_if_empty(holder)
         return not lease.readers
 
@@ -57,11 +57,11 @@ class LeaseBook:
 
     def writes(self, holder: Holder, block: Block, position: int) -> None:
         block.writers[position] = holder
-        self.of(holder).writes.add((block, position))
+        self.of(holder).writes[block, position] = None
 
     def end_write(self, block: Block, position: int) -> None:
         holder = block.writers.pop(position)
-        self.holders[holder].writes.discard((block, position))
+        del self.holders[holder].writes[block, position]
         self._forget_if_empty(holder)
 
     def quarantined_slots(self) -> set[int]:
