@@ -2,7 +2,7 @@
 
 As a command, `python -m s3kv.sim.engine JOB.json RESULT.json` runs a job in a process of its own. A job is
 `{"config": {…SimConfig…}, "connector": {…ConnectorConfig…} or null, "requests": [{…SimRequest…}],
-"sequential": true, "install": {"paths": "both", "early": false}}`; the result is `{"results": […], "iterations": n}`.
+"sequential": true, "empty_device": false, "install": {"paths": "both", "early": false}}`; the result is `{"results": […], "iterations": n}`.
 A job that fails ends the process with a status other than 0 and one line on standard error.
 """
 
@@ -120,13 +120,24 @@ class Engine:
                 self._idle()
         return results
 
-    def generate(self, requests: Iterable[SimRequest], *, sequential: bool = False) -> list[SimResult]:
-        """Serves requests, together or one after another, and returns their results in the order given."""
+    def reset_reuse(self) -> None:
+        """Forgets what the device still holds of earlier requests, so that the next one finds it empty."""
+        self._call("reset_reuse")
+
+    def generate(
+        self, requests: Iterable[SimRequest], *, sequential: bool = False, empty_device: bool = False
+    ) -> list[SimResult]:
+        """Serves requests, together or one after another, and returns their results in the order given.
+
+        empty_device: each part starts with nothing reusable on the device.
+        """
         requests, results = list(requests), []
         for part in [[request] for request in requests] if sequential else [requests]:
             for request in part:
                 self.submit(request)
             results += self.run_until_done()
+            if empty_device:
+                self.reset_reuse()
         by_id = {result.request_id: result for result in results}
         return [by_id[request.request_id] for request in requests]
 
@@ -160,7 +171,9 @@ def run_job(job: Mapping[str, Any]) -> dict[str, Any]:
     requests = [SimRequest.from_json(values) for values in job["requests"]]
     config = SimConfig.from_json(job.get("config", {}))
     with install(how.get("paths", "both"), how.get("early", False)), Engine(config, connector) as engine:
-        results = engine.generate(requests, sequential=job.get("sequential", True))
+        results = engine.generate(
+            requests, sequential=job.get("sequential", True), empty_device=job.get("empty_device", False)
+        )
     return {"results": [result.to_json() for result in results], "iterations": engine.iterations}
 
 

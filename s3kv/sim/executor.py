@@ -74,6 +74,10 @@ class Executor:
         """Cancels a request in the next step; one whose load is under way, when that is over."""
         self._cancelled.add(request_id)
 
+    def reset_reuse(self) -> None:
+        """Empties the device's cache of blocks that no request uses."""
+        self.manager.reset_reuse()
+
     def step(self) -> list[SimResult]:
         """One iteration. Returns the results of the requests that it ended."""
         self.iteration, self.progressed, self._results = self.iteration + 1, False, []

@@ -149,6 +149,11 @@ class CacheManager:
         for pool, pages in zip(self.pools, sequence.pages, strict=True):
             pool.drop(page for page in reversed(pages) if page != BAD_PAGE_INDEX)
 
+    def reset_reuse(self) -> None:
+        """Forgets every block that no request uses, as TensorRT-LLM's reset of the reuse state does."""
+        for pool in self.pools:
+            pool.evict_all()
+
     def pages(self, request_id: int) -> list[list[int]]:
         """Copies of a request's page lists by layer group; empty lists for a request that has none."""
         sequence = self._sequences.get(request_id)

@@ -137,6 +137,13 @@ class PagePool:
                 freed.append(slot)
         self._release(freed)
 
+    def evict_all(self) -> None:
+        """Frees every slot that only the reuse tree knows."""
+        while self._evictable:
+            slot, _ = self._evictable.popitem(last=False)
+            self._kept.pop(slot)()
+            self._release([slot])
+
     def keep(self, slot: int, on_evict: Callable[[], None]) -> None:
         """Keeps a used slot's contents after its last reference, until the room is needed; then calls `on_evict`."""
         self._kept[slot] = on_evict
