@@ -27,7 +27,7 @@ Scheme = Literal["file", "memory", "s3"]
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """`store.url` taken apart: the bucket (s3), folder (file) or name (memory), and the prefix without a closing slash."""
+    """`store.url` taken apart: bucket (s3), folder (file) or name (memory), and the prefix without a closing slash."""
 
     scheme: Scheme
     root: str

@@ -1,0 +1,85 @@
+"""What both S3 clients derive from the settings alike. Pure but for the environment and the CA file."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+
+from s3kv.errors import ConfigError
+from s3kv.settings import StoreSettings
+from s3kv.store.failures import Target, named
+from s3kv.store.keys import Location
+
+DEFAULT_REGION = "us-east-1"
+USER_AGENT = "s3kv"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class S3Config:
+    """The settings with every default decided."""
+
+    location: Location
+    region: str
+    endpoint: str | None
+    path_style: bool
+    unsigned_payload: bool
+    ca_pem: bytes | None
+
+    @property
+    def target(self) -> Target:
+        return Target(self.location.root, self.endpoint or f"AWS in {self.region}", self.region)
+
+
+def s3_config(settings: StoreSettings, location: Location) -> S3Config:
+    """Raises ConfigError, one sentence that names the setting."""
+    endpoint = settings.endpoint.rstrip("/") if settings.endpoint else None
+    if endpoint and not endpoint.startswith(("http://", "https://")):
+        raise ConfigError(f"{named('endpoint')} must begin with http:// or https://, not {settings.endpoint!r}")
+    if (settings.access_key_id is None) != (settings.secret_access_key is None):
+        raise ConfigError(f"{named('access_key_id')} and {named('secret_access_key')} must be set together")
+    if not settings.tls_verify:
+        log.warning(
+            "%s is false: TLS certificates are NOT verified and anybody on the way can read and change data",
+            named("tls_verify"),
+        )
+    plain = endpoint is not None and endpoint.startswith("http://")
+    return S3Config(
+        location=location,
+        region=settings.region or _chain_region(settings, endpoint),
+        endpoint=endpoint,
+        path_style=_path_style(settings, location, endpoint),
+        unsigned_payload=settings.payload_signing == "never" or (settings.payload_signing == "auto" and not plain),
+        ca_pem=_read_ca(settings),
+    )
+
+
+def _path_style(settings: StoreSettings, location: Location, endpoint: str | None) -> bool:
+    if settings.path_style is not None:
+        return settings.path_style
+    # A dot in the bucket's name leaves the wildcard of AWS's certificate.
+    return endpoint is not None or "." in location.root
+
+
+def _chain_region(settings: StoreSettings, endpoint: str | None) -> str:
+    named_region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    if named_region or endpoint is not None:
+        return named_region or DEFAULT_REGION
+    import botocore.session
+
+    found = botocore.session.Session(profile=settings.profile).get_config_variable("region")
+    return str(found) if found else DEFAULT_REGION
+
+
+def _read_ca(settings: StoreSettings) -> bytes | None:
+    if settings.ca_bundle is None:
+        return None
+    try:
+        pem = settings.ca_bundle.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{named('ca_bundle')}: {settings.ca_bundle} cannot be read: {error.strerror}") from error
+    if b"-----BEGIN CERTIFICATE-----" not in pem:
+        raise ConfigError(f"{named('ca_bundle')}: {settings.ca_bundle} holds no PEM certificate")
+    return pem
