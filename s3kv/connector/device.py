@@ -1,0 +1,136 @@
+"""The few things that are done on a device: streams, events, gathers and copies. One class a kind of device.
+
+`HostDevice` does everything at once, in the calling thread: on the CPU a pass is over when it was enqueued.
+`CudaDevice` enqueues, and never waits in the calling thread; who must wait calls `Event.synchronize` from a helper
+thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from s3kv.connector.strips import Copies, Gather, Strip
+
+Stream = Any
+"""`torch.cuda.Stream`, or a stand-in that the device made."""
+
+
+class Event(Protocol):
+    def synchronize(self) -> None:
+        """Wait, in the calling thread, for what was enqueued before the event."""
+
+
+class Device(Protocol):
+    """Pages, ring and side streams live on it. Every call but `adopt` and `pin` may come from any adopted thread."""
+
+    def adopt(self) -> None:
+        """Make it the calling thread's device: torch's current device is per thread."""
+
+    def new_stream(self) -> Stream: ...
+
+    def current_stream(self) -> Stream: ...
+
+    def record(self, stream: Stream) -> Event:
+        """An event at the stream's present end."""
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        """What is enqueued on `stream` from now on runs after `event`. Waits on the device, not here."""
+
+    def zeros(self, rows: int, size: int) -> torch.Tensor:
+        """uint8 `[rows, size]`."""
+
+    def gather(self, gathers: Sequence[Gather], stream: Stream) -> None:
+        """Within the device, in stream order. Raises IndexError, with nothing enqueued, for a row out of bounds."""
+
+    def copy(self, copies: Sequence[Copies], stream: Stream) -> None:
+        """Between host and device, in stream order. Raises IndexError, with nothing copied, for a row out of bounds."""
+
+    def pin(self, address: int, nbytes: int) -> str | None:
+        """Register host memory for transfers; why it could not be, or None."""
+
+    def unpin(self, address: int) -> None: ...
+
+
+class _Done:
+    """An event of a device on which everything is done when it is enqueued."""
+
+    def synchronize(self) -> None:
+        return
+
+
+_DONE = _Done()
+
+
+class HostDevice:
+    """The CPU."""
+
+    def adopt(self) -> None:
+        return
+
+    def new_stream(self) -> Stream:
+        return None
+
+    def current_stream(self) -> Stream:
+        return None
+
+    def record(self, stream: Stream) -> Event:
+        return _DONE
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        event.synchronize()
+
+    def zeros(self, rows: int, size: int) -> torch.Tensor:
+        return torch.zeros((rows, size), dtype=torch.uint8)
+
+    def gather(self, gathers: Sequence[Gather], stream: Stream) -> None:
+        gather_on_host(gathers)
+
+    def copy(self, copies: Sequence[Copies], stream: Stream) -> None:
+        copy_on_host(copies)
+
+    def pin(self, address: int, nbytes: int) -> str | None:
+        return None
+
+    def unpin(self, address: int) -> None:
+        return
+
+
+def copy_on_host(copies: Sequence[Copies]) -> None:
+    """memmove row by row, which releases the interpreter lock."""
+    planned = [
+        (each.target.addresses(each.target_rows), each.source.addresses(each.source_rows), each.source.size)
+        for each in copies
+    ]
+    for targets, sources, size in planned:
+        for target, source in zip(targets.tolist(), sources.tolist(), strict=True):
+            ctypes.memmove(target, source, size)
+
+
+def check_rows(gathers: Sequence[Gather]) -> None:
+    for each in gathers:
+        each.source.check(each.rows)
+
+
+def gather_on_host(gathers: Sequence[Gather]) -> None:
+    check_rows(gathers)
+    for each in gathers:
+        gather_words(each.source, torch.from_numpy(each.rows), each.target)
+
+
+def gather_words(source: Strip, rows: torch.Tensor, target: Strip) -> None:
+    """By index, in the widest element type that both strips allow; bytes one by one would cost a thread each."""
+    width = min(source.alignment(), target.alignment())
+    torch.index_select(source.words(width), 0, rows, out=target.words(width))
+
+
+def device_for(device: torch.device) -> Device:
+    """The device that holds the pages."""
+    if device.type == "cuda":
+        from s3kv.connector.cuda import CudaDevice
+
+        return CudaDevice(device)
+    return HostDevice()

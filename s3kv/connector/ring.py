@@ -1,0 +1,96 @@
+"""The snapshot ring: memory beside the pages, where what a pass completed waits to be copied to slots.
+
+Why: pages may be handed on, and overwritten, as soon as the next pass is prepared. A gather in stream order costs the
+pass 0.1 % and frees everybody from that; `request_finished` need hold nothing.
+
+Rows are taken in order by the executor's thread and given back in order by the saver's, so two counters are enough:
+each is written by one thread alone. A row holds one block's pages as the slots do, part after part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from s3kv.connector.device import Device
+from s3kv.connector.layout import PagedCache, Place, places
+from s3kv.connector.strips import Strip
+from s3kv.identity import NamespaceSpec
+
+_PART_ALIGNMENT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows `[start, start + count)`. `mark`: where the ring's free room begins once they are given back."""
+
+    start: int
+    count: int
+    mark: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowPart:
+    """Where one part's bytes lie in a row; they go to the beginning of a slot of that part."""
+
+    part: int
+    offset: int
+    size: int
+
+
+class RowLayout:
+    """How a block's pages of the parts that this rank writes lie in a row of the ring."""
+
+    def __init__(self, cache: PagedCache, namespace: NamespaceSpec, parts: tuple[int, ...]) -> None:
+        by_shard = {part.shard: part for part in namespace.parts}
+        self.parts: list[RowPart] = []
+        offset = 0
+        for shard in parts:
+            size = by_shard[shard].group_offset(len(cache.groups))
+            self.parts.append(RowPart(shard, offset, size))
+            offset += -(-size // _PART_ALIGNMENT) * _PART_ALIGNMENT
+        self.row_bytes = offset
+        begin = {part.part: part.offset for part in self.parts}
+        self.places: list[tuple[Place, int]] = [
+            (place, begin[place.part] + place.offset) for place in places(cache, namespace, parts)
+        ]
+
+
+class SnapshotRing:
+    """`rows` rows of `layout.row_bytes` on the device."""
+
+    def __init__(self, device: Device, layout: RowLayout, rows: int) -> None:
+        self.layout = layout
+        self.rows = rows
+        self._strip = Strip.of(device.zeros(rows, layout.row_bytes))
+        self._taken = 0  # written by the executor's thread
+        self._freed = 0  # written by the saver's thread
+
+    @property
+    def free(self) -> int:
+        return self.rows - (self._taken - self._freed)
+
+    def take(self, wanted: int) -> Rows | None:
+        """Up to `wanted` rows side by side: what is free, and no further than the ring's end. None: it is full."""
+        start = self._taken % self.rows
+        count = min(wanted, self.free, self.rows - start)
+        if count <= 0:
+            return None
+        self._taken += count
+        return Rows(start, count, self._taken)
+
+    def give_back(self, rows: Rows) -> None:
+        """In the order in which they were taken."""
+        self._freed = rows.mark
+
+    def window(self, start: int, count: int, offset: int, size: int) -> Strip:
+        """Bytes `[offset, offset + size)` of rows `[start, start + count)`."""
+        return Strip.of(self._strip.view[start : start + count, offset : offset + size])
+
+    def column(self, part: RowPart) -> Strip:
+        """One part's bytes of every row."""
+        return self._strip.narrow(part.offset, part.size)
+
+
+def ring_rows(row_bytes: int, max_bytes: int, blocks_a_pass: int) -> int:
+    """One pass's worth of blocks, as far as `save.ring_max_bytes` allows; one at least."""
+    return max(1, min(blocks_a_pass, max_bytes // max(1, row_bytes)))

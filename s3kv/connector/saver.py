@@ -1,0 +1,164 @@
+"""Saves: a snapshot on the forward stream, then, in a helper thread, slots, copies and commits.
+
+Order in the helper thread: reserve slots → copy ring rows to them on a side stream that waits for the gather → wait for
+the copy's event → commit → give the rows back. A slot is committed only with its bytes in it; one that will not be
+written is abandoned. The copy of one job runs while the next one's slots are asked for.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from s3kv.client.engine import Reservation
+from s3kv.connector.arenas import Arenas
+from s3kv.connector.device import Device, Event, Stream
+from s3kv.connector.guard import Troubles
+from s3kv.connector.metadata import Save
+from s3kv.connector.ports import Worker
+from s3kv.connector.ring import RowPart, Rows, SnapshotRing
+from s3kv.connector.strips import Copies, Gather, numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Blocks `[first, first + rows.count)` of `save` lie in `rows` once `gathered` has happened."""
+
+    save: Save
+    first: int
+    rows: Rows
+    gathered: Event
+
+
+@dataclass(slots=True)
+class _Written:
+    """Copies under way: what to commit, and rows to give back, once `copied` has happened."""
+
+    rows: Rows
+    copied: Event
+    commits: list[tuple[int, Reservation, list[int]]] = field(default_factory=list)
+
+
+class Saver:
+    """`snapshot` is for the executor's thread; everything else happens in a thread of its own."""
+
+    def __init__(self, client: Worker, device: Device, arenas: Arenas, ring: SnapshotRing, troubles: Troubles) -> None:
+        self._client = client
+        self._device = device
+        self._arenas = arenas
+        self._ring = ring
+        self._troubles = troubles
+        self._jobs: queue.SimpleQueue[Snapshot | threading.Event | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="s3kv-saver", daemon=True)
+        self._thread.start()
+
+    def snapshot(self, saves: tuple[Save, ...], stream: Stream) -> None:
+        """Enqueue the gather of the blocks' pages into the ring. What finds no room is dropped and counted."""
+        taken = [piece for save in saves for piece in self._take(save)]
+        if not taken:
+            return
+        self._device.gather([gather for piece in taken for gather in self._gathers(*piece)], stream)
+        gathered = self._device.record(stream)
+        for save, first, rows in taken:
+            self._jobs.put(Snapshot(save, first, rows, gathered))
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until every snapshot taken before has been copied or dropped. For shutdown and tests."""
+        reached = threading.Event()
+        self._jobs.put(reached)
+        return reached.wait(timeout_s)
+
+    def close(self, timeout_s: float) -> None:
+        self._jobs.put(None)
+        self._thread.join(timeout_s)
+
+    def _take(self, save: Save) -> Iterator[tuple[Save, int, Rows]]:
+        first = 0
+        while first < len(save.hashes):
+            rows = self._ring.take(len(save.hashes) - first)
+            if rows is None:
+                self._troubles.count("save_ring_full", len(save.hashes) - first)
+                return
+            yield save, first, rows
+            first += rows.count
+
+    def _gathers(self, save: Save, first: int, rows: Rows) -> Iterator[Gather]:
+        pages = [numbers(group[first : first + rows.count]) for group in save.pages]
+        for place, offset in self._ring.layout.places:
+            target = self._ring.window(rows.start, rows.count, offset, place.region.size)
+            yield Gather(place.region.strip, pages[place.group], target)
+
+    def _run(self) -> None:
+        self._device.adopt()
+        stream = self._device.new_stream()
+        under_way: deque[_Written] = deque()
+        while True:
+            job = self._next(under_way)
+            if isinstance(job, Snapshot):
+                under_way.append(self._write(job, stream))
+                continue
+            while under_way:
+                self._complete(under_way.popleft())
+            if job is None:
+                return
+            job.set()
+
+    def _next(self, under_way: deque[_Written]) -> Snapshot | threading.Event | None:
+        """The next job; with none there yet, complete what is under way before sleeping."""
+        if len(under_way) > 1:
+            self._complete(under_way.popleft())
+        while under_way:
+            try:
+                return self._jobs.get_nowait()
+            except queue.Empty:
+                self._complete(under_way.popleft())
+        return self._jobs.get()
+
+    def _write(self, job: Snapshot, stream: Stream) -> _Written:
+        """Reserve and enqueue the copies. Never raises: what fails is abandoned and counted."""
+        written = _Written(job.rows, job.gathered)
+        hashes = job.save.hashes[job.first : job.first + job.rows.count]
+        parent = job.save.hashes[job.first - 1] if job.first else job.save.parent
+        self._device.wait(stream, job.gathered)
+        for part in self._ring.layout.parts:
+            reservation = self._client.reserve(part.part, parent, job.save.start + job.first, hashes)
+            wanted = [index for index, slot in enumerate(reservation.slots) if slot >= 0]
+            if len(wanted) < len(hashes):
+                self._troubles.count("blocks_not_reserved", len(hashes) - len(wanted))
+            if not wanted:
+                continue
+            try:
+                self._device.copy([self._copies(part, job.rows, reservation, wanted)], stream)
+                written.commits.append((part.part, reservation, wanted))
+            except Exception as error:
+                self._troubles.log("save_copy", error)
+                self._client.abandon(part.part, reservation, wanted)
+        written.copied = self._device.record(stream)
+        return written
+
+    def _copies(self, part: RowPart, rows: Rows, reservation: Reservation, wanted: list[int]) -> Copies:
+        arena = self._client.arena(reservation.epoch, part.part)
+        if arena is None:
+            raise LookupError(f"no arena of part {part.part} is mapped for the agent run that reserved slots")
+        slots = self._arenas.strip(arena).narrow(0, part.size)
+        return Copies(
+            slots,
+            numbers([reservation.slots[index] for index in wanted]),
+            self._ring.column(part),
+            numbers(wanted) + rows.start,
+        )
+
+    def _complete(self, written: _Written) -> None:
+        try:
+            written.copied.synchronize()
+            for part, reservation, wanted in written.commits:
+                self._client.commit(part, reservation, wanted)
+                self._troubles.count("blocks_saved", len(wanted))
+        except Exception as error:
+            # The device failed: nothing is known of the bytes, so nothing is committed; the agent reclaims the slots
+            # when this process, which cannot go on either, has ended.
+            self._troubles.log("save_complete", error)
+        self._ring.give_back(written.rows)
