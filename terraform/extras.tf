@@ -9,18 +9,6 @@ resource "aws_vpc_endpoint" "this" {
   tags              = merge(local.tags, { Name = "${var.bucket_name}-s3" })
 }
 
-# Its public access is always blocked, ownership always enforced, transport always TLS, encryption always on.
-resource "aws_s3_directory_bucket" "this" {
-  count = var.express == null ? 0 : 1
-
-  bucket        = local.express_name
-  force_destroy = var.force_destroy
-
-  location {
-    name = var.express.zone_id
-  }
-}
-
 resource "aws_s3_bucket_metric" "this" {
   count = var.request_metrics ? 1 : 0
 

@@ -68,18 +68,18 @@ data "aws_iam_policy_document" "role" {
       condition {
         test     = "StringEquals"
         variable = "kms:ViaService"
-        values   = ["s3.${local.region}.${local.dns_suffix}"]
+        values   = [data.aws_service.s3.dns_name]
       }
     }
   }
 
   dynamic "statement" {
-    for_each = local.express_name[*]
+    for_each = local.express_arn[*]
 
     content {
       sid       = "Express"
       actions   = ["s3express:CreateSession"]
-      resources = ["arn:${local.partition}:s3express:${local.region}:${local.account_id}:bucket/${statement.value}"]
+      resources = [statement.value]
 
       # A session is ReadWrite unless it asks for less. Sessions know no single actions: on a directory bucket a node may delete, too.
       dynamic "condition" {

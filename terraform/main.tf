@@ -1,6 +1,10 @@
 data "aws_partition" "current" {}
 
-data "aws_region" "current" {}
+# Knows the region under one name in every version of the provider: `name` of aws_region is deprecated in 6, `region` is
+# not there in 5. Asks nobody.
+data "aws_service" "s3" {
+  service_id = "s3"
+}
 
 # Asked only where the account's number is part of a name, so that the rest can be planned without credentials.
 data "aws_caller_identity" "current" {
@@ -10,7 +14,7 @@ data "aws_caller_identity" "current" {
 locals {
   partition  = data.aws_partition.current.partition
   dns_suffix = data.aws_partition.current.dns_suffix
-  region     = data.aws_region.current.id # `name` in provider 5 and `region` in 6; `id` in both
+  region     = data.aws_service.s3.region
   account_id = one(data.aws_caller_identity.current[*].account_id)
 
   # Built from names: known at plan time, before anything exists.
@@ -21,6 +25,7 @@ locals {
   kms_key_arn = var.encryption.create_kms_key ? one(aws_kms_key.this[*].arn) : var.encryption.kms_key_arn
 
   express_name = var.express == null ? null : "${var.bucket_name}--${var.express.zone_id}--x-s3"
+  express_arn  = var.express == null ? null : "arn:${local.partition}:s3express:${local.region}:${local.account_id}:bucket/${local.express_name}"
 
   tags = merge({ Application = "s3kv" }, var.tags)
 }

@@ -137,6 +137,14 @@ run "express_endpoint_metrics_alarm" {
     error_message = "ARN of the directory bucket"
   }
   assert {
+    condition     = [for rule in aws_s3_bucket_lifecycle_configuration.express[0].rule : "${rule.id} ${rule.filter[0].prefix}"] == ["s3kv-abort-multipart-prod-s3kv prod/s3kv/", "s3kv-expire-cache-prod-s3kv prod/s3kv/ns/", "s3kv-expire-leases-prod-s3kv prod/s3kv/lease/"]
+    error_message = "lifecycle of the directory bucket"
+  }
+  assert {
+    condition     = jsondecode(aws_s3_bucket_policy.express[0].policy).Statement[0].Principal.Service == "lifecycle.s3.amazonaws.com"
+    error_message = "the lifecycle may delete"
+  }
+  assert {
     condition     = aws_vpc_endpoint.this[0].service_name == "com.amazonaws.cn-north-1.s3" && aws_vpc_endpoint.this[0].vpc_endpoint_type == "Gateway"
     error_message = "gateway endpoint"
   }
