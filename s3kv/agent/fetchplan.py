@@ -48,13 +48,13 @@ def plan_fetches(
     fetches: list[ChunkFetch] = []
     start = 0
     while start < len(locations):
-        place = locations[start]
+        chunk_id, index, _ = locations[start]
         end = start + 1
-        while end < len(locations) and locations[end][:2] == (place.chunk_id, place.index + end - start):
+        while end < len(locations) and locations[end][:2] == (chunk_id, index + end - start):
             end += 1
-        entry = chunk(place.chunk_id)
+        entry = chunk(chunk_id)
         if entry is None:
             break
-        fetches.append(ChunkFetch(entry, place.index, tuple(hashes[start:end])))
+        fetches.append(ChunkFetch(entry, index, tuple(hashes[start:end])))
         start = end
     return fetches

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from s3kv.store.breaker import State
+
 _WAITS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 _CALLS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
@@ -39,6 +41,22 @@ class AgentMetrics:
         self.store_call = Histogram(
             "s3kv_store_call_seconds", "Calls to the store", ("call", "result"), registry=registry, buckets=_CALLS_S
         )
+        self.store_bytes = counter("store_bytes", "Bytes asked of or sent to the store", "call")
+        self.store_retries = counter("store_retries", "Tries repeated after a passing fault", "call", "error")
+        self.breaker_open = Gauge("s3kv_store_breaker_open", "1 while nothing is sent to the store", registry=registry)
+
+    # ---- hooks of the store (`s3kv.store.guard.StoreEvents`)
+
+    def call(self, operation: str, outcome: str, seconds: float, size: int) -> None:
+        self.store_call.labels(operation, outcome).observe(seconds)
+        if outcome == "ok":
+            self.store_bytes.labels(operation).inc(size)
+
+    def retry(self, operation: str, outcome: str) -> None:
+        self.store_retries.labels(operation, outcome).inc()
+
+    def breaker(self, state: State) -> None:
+        self.breaker_open.set(state == "open")
 
     def text(self) -> bytes:
         return generate_latest(self.registry)

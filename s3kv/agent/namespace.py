@@ -303,7 +303,7 @@ class Namespace:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.uploader.stop()
         await self.fetcher.stop()
-        self.catalog.close()
+        await self.catalog.close()
         self.directory.close()
         for arena in self.arenas.values():
             arena.close()

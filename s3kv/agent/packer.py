@@ -82,7 +82,7 @@ class Packer:
 
     def _join_followers(self, run: Run) -> None:
         """Blocks may become resident out of order: a run that begins where this one ends is its continuation."""
-        while len(followers := self._by_parent.get(run.tip, ())) == 1 and followers[0] is not run:
+        while len(followers := self._by_parent.get(run.tip, [])) == 1 and followers[0] is not run:
             follower = followers[0]
             self._remove(follower)
             run.blocks.extend(follower.blocks)
@@ -94,8 +94,9 @@ class Packer:
         self._remove(run)
         whole = len(run.blocks) // self.max_blocks * self.max_blocks
         starts = range(0, whole, self.max_blocks)
-        full = [Run(run.blocks[start : start + self.max_blocks], run.opened, run.due) for start in starts]
-        if rest := run.blocks[whole:]:
+        blocks = run.blocks
+        full = [Run(blocks[start : start + self.max_blocks], run.opened, run.due) for start in starts]
+        if rest := blocks[whole:]:
             tail = Run(rest, run.opened, run.due)
             self._by_tip[tail.tip] = tail
             self._by_parent.setdefault(tail.parent, []).append(tail)

@@ -159,7 +159,7 @@ class Server:
         except Refusal as error:
             reply, fds = p.Refused(request.id, str(error)), []  # type: ignore[union-attr]
         except S3kvError as error:
-            if not hasattr(request, "id"):
+            if isinstance(error, ProtocolError) or not hasattr(request, "id"):
                 raise
             reply, fds = p.Refused(request.id, str(error)), []
         if reply is not None:

@@ -28,7 +28,7 @@ from s3kv.agent.weights import ByteSemaphore
 from s3kv.errors import ConfigError
 from s3kv.settings import Settings
 from s3kv.store.base import Store
-from s3kv.store.opening import open_guarded_store
+from s3kv.store.opening import open_store
 from s3kv.tier.budget import NodeBudget
 
 logger = logging.getLogger("s3kv.agent")
@@ -123,7 +123,7 @@ class Agent:
                 max_clients=self.settings.agent.max_clients,
                 on_stop=self.stop,
             )
-            metrics_server = self._serve_metrics()
+            end_metrics = self._serve_metrics()
             accepting = asyncio.create_task(server.run())
             idle = asyncio.create_task(self._stop_when_idle(server))
             logger.info("serving %s, store %s", self.settings.agent.socket, self.settings.store.url)
@@ -139,8 +139,8 @@ class Agent:
                 await node.close()
                 await resources.store.close()
                 resources.threads.shutdown(wait=True, cancel_futures=True)
-                if metrics_server is not None:
-                    metrics_server[0].shutdown()
+                if end_metrics is not None:
+                    end_metrics()
         return self._last_drain
 
     async def stop(self, deadline_s: float) -> tuple[int, int]:
@@ -157,7 +157,7 @@ class Agent:
         index_dir = settings.catalog.index_dir or settings.agent.socket.parent / "index"
         return Resources(
             settings=settings,
-            store=self._store or open_guarded_store(settings.store, on_call=self._observe),
+            store=self._store or open_store(settings.store, clock=self._clock, rng=self._rng, events=self.metrics),
             budget=NodeBudget(settings.tier.capacity_bytes, namespaces=settings.tier.namespaces),
             metrics=self.metrics,
             threads=ThreadPoolExecutor(settings.upload.threads, thread_name_prefix="s3kv-codec"),
@@ -170,17 +170,15 @@ class Agent:
             rng=self._rng,
         )
 
-    def _observe(self, call: str, result: str, seconds: float) -> None:
-        self.metrics.store_call.labels(call, result).observe(seconds)
-
-    def _serve_metrics(self) -> tuple[object, object] | None:
+    def _serve_metrics(self) -> Callable[[], None] | None:
         port = self.settings.agent.metrics_port
         if port is None:
             return None
         try:
-            return start_http_server(port, addr="127.0.0.1", registry=self.metrics.registry)
+            server, _ = start_http_server(port, addr="127.0.0.1", registry=self.metrics.registry)
         except OSError as error:
             raise ConfigError(f"agent.metrics_port: port {port} cannot be used: {error.strerror}") from error
+        return server.shutdown
 
     async def _stop_when_idle(self, server: Server) -> None:
         limit = self.settings.agent.idle_exit_s

@@ -139,6 +139,15 @@ class Connection:
         self.close()
         raise AgentUnavailable(f"the agent answered {type(reply).__name__} instead of {expected.__name__}")
 
+    def wait_closed(self, *, timeout_s: float) -> bool:
+        """Whether the peer closed the connection within `timeout_s`; replies that come meanwhile are dropped."""
+        try:
+            with self._lock:
+                self._receive(0, self._clock() + timeout_s, [])
+        except (AgentUnavailable, TimeoutError):
+            pass
+        return self._closed
+
     def close(self) -> None:
         """Safe to call again, and from another thread than the one that is waiting."""
         self._closed = True
