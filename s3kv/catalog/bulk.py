@@ -9,6 +9,7 @@ between a crash and a half-filled index: it is set first, removed in the last tr
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from s3kv.catalog.admission import Admission
 from s3kv.catalog.entry import BLOCK_VALUE_BYTES, US
-from s3kv.catalog.index import Counts, Index, IndexDamaged, IndexUnwritable, Mark
+from s3kv.catalog.index import Counts, Index, IndexDamaged, Mark, translated
 from s3kv.format.columns import GROUP, KIND_ADDED, ROW, SnapshotBlock
 from s3kv.format.limits import ID_BYTES
 from s3kv.format.records import SECONDS_PER_HOUR, hour_of
@@ -63,8 +64,10 @@ class BulkLoader:
     def finish(self, log: Mapping[bytes, Mark], snaps: Mapping[bytes, Mark]) -> Counts:
         """Sorts and appends the blocks, then marks the sources that the snapshot holds."""
         for spill in self._spills:
-            spill.seek(0)
-            self._append_bucket(np.frombuffer(spill.read(), np.uint8).reshape(-1, _ROW_BYTES))
+            with translated(writing=True):
+                spill.seek(0)
+                rows = np.frombuffer(spill.read(), np.uint8).reshape(-1, _ROW_BYTES)
+            self._append_bucket(rows)
             spill.close()
         self._index.write(self._count)
         self._index.apply((), log=log, snaps=snaps)
@@ -72,8 +75,10 @@ class BulkLoader:
         return self._index.counts()
 
     def abandon(self) -> None:
+        """Lets go of the files; may be repeated, and follows `finish` too."""
         for spill in self._spills:
-            spill.close()
+            with suppress(OSError):
+                spill.close()
 
     def _count(self, txn: lmdb.Transaction) -> int:
         self._index.count_loaded(txn, self._loaded)
@@ -94,12 +99,10 @@ class BulkLoader:
         dealt = rows[order]
         ends = np.cumsum(np.bincount(buckets, minlength=len(self._spills))).tolist()
         begin = 0
-        try:
+        with translated(writing=True):
             for spill, end in zip(self._spills, ends, strict=True):
                 spill.write(dealt[begin:end].tobytes())
                 begin = end
-        except OSError as error:
-            raise IndexUnwritable(f"catalog index cannot be loaded: {error.strerror}") from error
 
     def _append_bucket(self, rows: NDArray[np.uint8]) -> None:
         """Appends rows of distinct hashes in order; the few whose hash may be that of the row before are just put."""
@@ -126,10 +129,8 @@ class BulkLoader:
 
 def _spill(folder: Path) -> IO[bytes]:
     """A nameless file: it is gone with the process, however that ends."""
-    try:
+    with translated(writing=True):
         return TemporaryFile(dir=folder, buffering=1 << 16)
-    except OSError as error:
-        raise IndexUnwritable(f"catalog index cannot be loaded: {error.strerror}") from error
 
 
 def _items(rows: NDArray[np.uint8]) -> Iterator[tuple[bytes, bytes]]:

@@ -32,10 +32,10 @@ US = 1_000_000
 
 
 class Location(NamedTuple):
-    """Where a block is stored: it is number `place` among the chunk's `blocks` blocks."""
+    """Where a block is stored: it is number `index` among the chunk's `blocks` blocks."""
 
     chunk_id: bytes
-    place: int
+    index: int  # type: ignore[assignment]  # tuple.index is of no use here
     blocks: int
 
 
@@ -119,7 +119,7 @@ INDEX_FORMAT = 1
 
 _ROW = Struct("<16sQII16sIIBBBBI")
 _GROUP = Struct("<QI")
-_BLOCK = Struct(">HH16s")  # blocks missing to the largest chunk, place, chunk id
+_BLOCK = Struct(">HH16s")  # blocks missing to the largest chunk, index, chunk id
 _LARGEST = (1 << 16) - 1
 
 BLOCK_VALUE_BYTES = _BLOCK.size
@@ -172,12 +172,12 @@ def _unpack(data: bytes) -> Entry:
 
 def pack_location(location: Location) -> bytes:
     """Packed locations of one block sort by preference: the larger chunk first (fewer objects for a long prefix)."""
-    return _BLOCK.pack(_LARGEST - location.blocks, location.place, location.chunk_id)
+    return _BLOCK.pack(_LARGEST - location.blocks, location.index, location.chunk_id)
 
 
 def unpack_location(value: bytes) -> Location:
-    missing, place, chunk_id = _BLOCK.unpack(value)
-    return Location(chunk_id, place, _LARGEST - missing)
+    missing, index, chunk_id = _BLOCK.unpack(value)
+    return Location(chunk_id, index, _LARGEST - missing)
 
 
 def locations_of(entry: ChunkEntry) -> list[tuple[bytes, bytes]]:

@@ -15,6 +15,7 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import IO
 
 from s3kv.errors import ConfigError
 
@@ -69,22 +70,23 @@ def write_marker(folder: Path, marker: Marker) -> None:
         os.close(directory)
 
 
-def lock_folder(folder: Path) -> int:
-    """Makes the folder and takes its write lock, held by the returned descriptor and released by the process' end.
+def lock_folder(folder: Path) -> IO[bytes]:
+    """Makes the folder and takes its write lock, held while the returned file is open and at most until the process
+    ends.
 
     Raises ConfigError when the folder cannot be made or another process writes the index.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        file = (folder / LOCK).open("ab")
     except OSError as error:
         raise ConfigError(f"catalog.index_dir: {folder} cannot be used: {error.strerror}") from error
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        os.close(descriptor)
+        file.close()
         raise ConfigError(f"catalog.index_dir: {folder} is in use by another agent") from error
-    return descriptor
+    return file
 
 
 def wipe(folder: Path) -> None:

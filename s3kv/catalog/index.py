@@ -14,14 +14,13 @@ Tables: `blocks`: hash -> locations, preferred first (sorted duplicates); `chunk
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from struct import Struct
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import lmdb
 
@@ -85,12 +84,12 @@ class Counts:
 
 @contextmanager
 def translated(*, writing: bool) -> Iterator[None]:
-    """lmdb's errors as ours."""
+    """lmdb's errors, and the disk's, as ours."""
     try:
         yield
     except (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PanicError, lmdb.InvalidError, CorruptData) as error:
         raise IndexDamaged(f"catalog index is damaged: {error}") from error
-    except lmdb.Error as error:
+    except (lmdb.Error, OSError) as error:
         if writing:
             raise IndexUnwritable(f"catalog index cannot be written: {error}") from error
         raise IndexDamaged(f"catalog index cannot be read: {error}") from error
@@ -99,7 +98,7 @@ def translated(*, writing: bool) -> Iterator[None]:
 class Index:
     """See the module. Reads are safe in any thread; writes come from one thread at a time."""
 
-    def __init__(self, env: lmdb.Environment, folder: Path, marker: Marker | None, lock: int | None) -> None:
+    def __init__(self, env: lmdb.Environment, folder: Path, marker: Marker | None, lock: IO[bytes] | None) -> None:
         self._env = env
         self.folder = folder
         self._marker = marker
@@ -125,11 +124,11 @@ class Index:
                 wipe(folder)
             return cls._open_locked(folder, Marker(INDEX_FORMAT, identity, boot, clean=False), map_bytes, lock)
         except (OSError, lmdb.Error, IndexUnwritable) as error:
-            os.close(lock)
+            lock.close()
             raise ConfigError(f"catalog.index_dir: the index in {folder} cannot be opened: {error}") from error
 
     @classmethod
-    def _open_locked(cls, folder: Path, marker: Marker, map_bytes: int, lock: int) -> Index:
+    def _open_locked(cls, folder: Path, marker: Marker, map_bytes: int, lock: IO[bytes]) -> Index:
         write_marker(folder, marker)
         with suppress(lmdb.Error, IndexDamaged):
             env = _environment(folder, map_bytes)
@@ -170,8 +169,14 @@ class Index:
                 self._env.sync(True)
                 write_marker(self.folder, Marker(self._marker.format, self._marker.identity, self._marker.boot, True))
         self._env.close()
-        os.close(self._lock)
+        self._lock.close()
         self._lock, self._marker = None, None
+
+    def destroy(self) -> None:
+        """Closes and throws away."""
+        self._env.close()
+        wipe(self.folder)
+        self.close(clean=False)
 
     # Reading
 

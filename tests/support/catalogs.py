@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
+from s3kv.catalog.catalog import Catalog
+from s3kv.catalog.entry import ChunkEntry
 from s3kv.format.chunk import ChunkContent, build_chunk
 from s3kv.format.codecs import Codec
 from s3kv.format.header import chunk_id, header_size
 from s3kv.format.keys import chunk_key
 from s3kv.format.records import ChunkAdded, GroupObject, Stamp
 from s3kv.identity import ROOT, GroupSpec, NamespaceSpec, RegionSpec
+from s3kv.settings import CatalogSettings
 from s3kv.store import Store
 
 T0 = 1_800_000_000.0
@@ -74,3 +78,54 @@ async def store_chunk(
         _, parts = build_chunk(content, pages, Codec("raw"))
         await store.put(chunk_key(spec.name, record.chunk_id, group), parts)
     return record
+
+
+def settings(**changes: object) -> CatalogSettings:
+    return CatalogSettings(**{"map_bytes": 1 << 26, **changes})  # type: ignore[arg-type]
+
+
+class Node:
+    """One agent's catalog with a folder of its own; it can be killed and started again."""
+
+    def __init__(
+        self,
+        store: Store,
+        folder: Path,
+        *,
+        agent: int = 1,
+        clock: Callable[[], float] | None = None,
+        spec: NamespaceSpec | None = None,
+        **changes: object,
+    ) -> None:
+        self.store = store
+        self.folder = folder
+        self.agent = agent
+        self.clock = clock or FakeClock()
+        self.spec = spec or namespace()
+        self.settings = settings(**changes)
+        self.catalog = self._new()
+
+    def _new(self) -> Catalog:
+        return Catalog(
+            self.store, self.spec, self.folder, agent_id=self.agent, clock=self.clock, settings=self.settings
+        )
+
+    async def start(self) -> Catalog:
+        await self.catalog.open()
+        return self.catalog
+
+    def kill(self) -> None:
+        """As if the process had died: nothing is synced or marked clean; the lock goes with it."""
+        index = self.catalog._index
+        if index is not None:
+            index.close(clean=False)
+        self.catalog = self._new()
+
+    async def restart(self) -> Catalog:
+        self.kill()
+        return await self.start()
+
+
+def state(catalog: Catalog) -> dict[bytes, ChunkEntry]:
+    """Every stored chunk."""
+    return {entry.chunk_id: entry for entry in catalog.iter_chunks()}
