@@ -9,6 +9,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from support.servers import S3Place, running_moto, running_seaweedfs
 
+pytest.register_assert_rewrite("s3kv.store.testing")
+
 settings.register_profile(
     "ci", max_examples=30, deadline=None, stateful_step_count=30, suppress_health_check=[HealthCheck.too_slow]
 )

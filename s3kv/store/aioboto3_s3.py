@@ -42,15 +42,14 @@ from s3kv.store.base import (
     ObjectMeta,
     Page,
 )
-from s3kv.store.buffers import body_parts, check_out, check_ranges, join
+from s3kv.store.buffers import body_parts, check_ranges, copy_into, for_each, join
 from s3kv.store.failures import Trouble, from_answer, from_text, from_trouble, named
-from s3kv.store.keys import check_key, check_prefix, why_bad_key
+from s3kv.store.keys import check_key, check_prefix, check_start_after, why_bad_key
 from s3kv.store.s3_config import USER_AGENT, S3Config
+from s3kv.store.spans import Span, plan_spans
 
 READ_BYTES = 1 << 20
 """What is taken from the socket at once on its way into the caller's buffer."""
-RANGES_AT_ONCE = 8
-SINGLE_DELETES = 16
 
 T = TypeVar("T")
 
@@ -73,34 +72,30 @@ class Aioboto3S3:
         return Capabilities(None, None, start_after=not self._express)
 
     async def get_into(self, key: str, out: memoryview, offset: int = 0) -> int:
-        flat = check_out(out)
-        if offset < 0:
-            raise ValueError(f"offset {offset} is negative")
-        check_key(key)
-        if flat.nbytes:
-            await self._ask("get", key, self._read_range(key, flat, offset))
-        return flat.nbytes
+        await self.get_ranges(key, [(offset, out.nbytes)], [out])
+        return out.nbytes
 
     async def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]], outs: Sequence[memoryview]) -> None:
         flat = check_ranges(ranges, outs)
         check_key(key)
-        slots = asyncio.Semaphore(RANGES_AT_ONCE)
 
-        async def read(offset: int, out: memoryview) -> None:
-            async with slots:
-                await self.get_into(key, out, offset)
+        async def read(span: Span) -> None:
+            if len(span.members) == 1:
+                await self._ask("get", key, self._read_range(key, flat[span.members[0]], span.start))
+                return
+            whole = memoryview(bytearray(span.end - span.start))
+            await self._ask("get", key, self._read_range(key, whole, span.start))
+            for index in span.members:
+                at = ranges[index][0] - span.start
+                await copy_into(flat[index], whole[at : at + flat[index].nbytes])
 
-        try:
-            async with asyncio.TaskGroup() as group:  # ends only when no task writes into a buffer any more
-                for (offset, _), out in zip(ranges, flat, strict=True):
-                    group.create_task(read(offset, out))
-        except ExceptionGroup as errors:
-            raise errors.exceptions[0] from errors
+        await for_each(plan_spans(ranges), read)
 
     async def _read_range(self, key: str, out: memoryview, offset: int) -> None:
         client = await self._connected()
         answer = await client.get_object(**self._object(key), Range=f"bytes={offset}-{offset + out.nbytes - 1}")
-        async with answer["Body"] as body:
+        body = answer["Body"]
+        async with body:
             if answer["ResponseMetadata"]["HTTPStatusCode"] != 206 and offset:
                 raise Unsupported(f"get {key}: the store ignores ranges")
             if answer["ContentLength"] < out.nbytes:
@@ -123,7 +118,8 @@ class Aioboto3S3:
     async def _read_whole(self, key: str, max_bytes: int) -> tuple[bytes, str]:
         answer = await (await self._connected()).get_object(**self._object(key))
         size = answer["ContentLength"]
-        async with answer["Body"] as body:
+        body = answer["Body"]
+        async with body:
             if size > max_bytes:
                 raise CorruptData(f"object {key} has {size} bytes, more than the {max_bytes} allowed")
             data: bytes = await body.read()
@@ -160,6 +156,7 @@ class Aioboto3S3:
 
     async def list(self, prefix: str, start_after: str | None = None) -> AsyncIterator[Page]:
         check_prefix(prefix)
+        check_start_after(start_after)
         if not self._express:
             async for page in self._pages(prefix, start_after):
                 yield page
@@ -229,19 +226,18 @@ class Aioboto3S3:
 
     async def _delete_singly(self, keys: Sequence[str]) -> Failures:
         client = await self._connected()
-        slots = asyncio.Semaphore(SINGLE_DELETES)
+        failures: Failures = []
 
-        async def delete_one(key: str) -> DeleteError | None:
-            async with slots:
-                try:
-                    await self._ask("delete", key, client.delete_object(**self._object(key)))
-                except NotFound:
-                    return None
-                except StoreError as error:
-                    return DeleteError(key, error)
-                return None
+        async def delete_one(key: str) -> None:
+            try:
+                await self._ask("delete", key, client.delete_object(**self._object(key)))
+            except NotFound:
+                pass
+            except StoreError as error:
+                failures.append(DeleteError(key, error))
 
-        return [failure for failure in await asyncio.gather(*map(delete_one, keys)) if failure]
+        await for_each(keys, delete_one)
+        return failures
 
     async def close(self) -> None:
         async with self._opening:

@@ -133,6 +133,8 @@ class Store(Protocol):
     def list(self, prefix: str, start_after: str | None = None) -> AsyncIterator[Page]:
         """Objects under `prefix` ("" or ending in "/"), in the order of their keys' UTF-8 bytes.
 
+        That order is certain among names of one folder and among folders; where a folder's name begins another name
+        (`a/1` and `a-b`), servers differ. Format 1 has no such names beside each other.
         Pages are non-empty and hold at most `LIST_PAGE_KEYS` entries. `start_after` is a whole key (need not exist);
         only keys greater than it are returned. Objects put or deleted meanwhile may or may not appear. Names that
         `check_key` refuses are somebody else's and are left out.
@@ -141,7 +143,8 @@ class Store(Protocol):
 
     async def list_prefixes(self, prefix: str) -> Names:
         """The distinct next parts of keys below `prefix` that have keys under them, sorted, each with its `prefix` and
-        the closing "/"; objects right at `prefix` are not among them."""
+        the closing "/"; objects right at `prefix` are not among them. One whose last key has just been deleted may
+        still be named (SeaweedFS removes empty folders later)."""
         ...
 
     async def delete(self, keys: Sequence[str]) -> Failures:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from typing import ParamSpec, TypeVar
 
@@ -112,3 +112,23 @@ async def until_returned(views: Sequence[memoryview]) -> None:
         log.warning("an object store client kept a buffer after its call had ended")
     if cancelled:
         raise asyncio.CancelledError
+
+
+async def for_each(items: Sequence[T], act: Callable[[T], Awaitable[None]], at_once: int = 16) -> None:
+    """`act` on every item, up to `at_once` at a time. After the first error the others are cancelled and awaited before
+    it is raised: nothing touches a caller's buffer once this has returned."""
+    if len(items) == 1:
+        await act(items[0])
+        return
+    slots = asyncio.Semaphore(at_once)
+
+    async def limited(item: T) -> None:
+        async with slots:
+            await act(item)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for item in items:
+                group.create_task(limited(item))
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None

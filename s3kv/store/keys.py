@@ -1,7 +1,8 @@
 """Names: which keys, prefixes and `store.url`s there are. Pure.
 
 `+ = % space` and every printable non-ASCII character survive on every backend (each is in the conformance suite). What
-no backend can carry (empty, `.` and `..` parts, control characters, lone surrogates) is refused here, before a request.
+some backend cannot carry is refused here, before a request: empty, `.` and `..` parts, control characters, lone
+surrogates, and backslashes (SeaweedFS takes them for slashes).
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def why_bad_key(key: str) -> str | None:
         return "is not valid Unicode"
     if not encoded or len(encoded) > KEY_MAX_BYTES:
         return f"is empty or longer than {KEY_MAX_BYTES} bytes"
-    if any(unicodedata.category(char) in ("Cc", "Cs") for char in key):
-        return "has control characters"
+    if any(char == "\\" or unicodedata.category(char) in ("Cc", "Cs") for char in key):
+        return "has control characters or backslashes"
     for part in key.split("/"):
         if part in ("", ".", ".."):
             return 'has an empty, "." or ".." part'
@@ -62,6 +63,11 @@ def check_key(key: str) -> str:
     if reason := why_bad_key(key):
         raise ValueError(f"key {key!r} {reason}")
     return key
+
+
+def check_start_after(key: str | None) -> str:
+    """`key` itself, "" for None. Raises ValueError when it is neither None nor a key."""
+    return "" if key is None else check_key(key)
 
 
 def check_prefix(prefix: str) -> str:

@@ -44,7 +44,7 @@ from s3kv.errors import (
 )
 from s3kv.store.base import LIST_PAGE_KEYS, Body, Capabilities, DeleteError, Failures, Names, ObjectMeta, Page
 from s3kv.store.buffers import body_parts, body_size, check_out, check_ranges, in_thread
-from s3kv.store.keys import check_key, check_prefix, why_bad_key
+from s3kv.store.keys import check_key, check_prefix, check_start_after, why_bad_key
 
 FSYNC_MAX_BYTES = 256 << 10
 """Larger objects are not synced (see above)."""
@@ -125,7 +125,7 @@ class LocalStore:
         return await in_thread(self._executor, _head, self._path(key), key)
 
     async def list(self, prefix: str, start_after: str | None = None) -> AsyncIterator[Page]:
-        entries = self._walk(check_prefix(prefix), start_after or "")
+        entries = self._walk(check_prefix(prefix), check_start_after(start_after))
         while page := await in_thread(self._executor, _take, entries, self._page_keys):
             yield page
 

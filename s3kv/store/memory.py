@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from s3kv.errors import AlreadyExists, CorruptData, NotFound, PreconditionFailed
 from s3kv.store.base import LIST_PAGE_KEYS, Body, Capabilities, Failures, Names, ObjectMeta, Page
 from s3kv.store.buffers import body_parts, check_out, check_ranges
-from s3kv.store.keys import check_key, check_prefix
+from s3kv.store.keys import check_key, check_prefix, check_start_after
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +82,9 @@ class MemoryStore:
 
     async def list(self, prefix: str, start_after: str | None = None) -> AsyncIterator[Page]:
         check_prefix(prefix)
+        after = check_start_after(start_after)
         # str order is code point order, which is the order of the UTF-8 bytes.
-        keys = sorted(key for key in self._objects if key.startswith(prefix) and key > (start_after or ""))
+        keys = sorted(key for key in self._objects if key.startswith(prefix) and key > after)
         for first in range(0, len(keys), self._page_keys):
             page = [
                 self._meta(key, self._objects[key])

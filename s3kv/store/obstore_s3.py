@@ -8,7 +8,6 @@ are the guard's, not obstore's, so that they are bounded and counted in one plac
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import timedelta
@@ -41,14 +40,13 @@ from s3kv.store.base import (
     ObjectMeta,
     Page,
 )
-from s3kv.store.buffers import body_parts, check_out, check_ranges, copy_into, in_thread, until_returned
+from s3kv.store.buffers import body_parts, check_ranges, copy_into, for_each, in_thread, until_returned
 from s3kv.store.credentials import NoCredentials, provider
 from s3kv.store.failures import from_text, named
-from s3kv.store.keys import check_key, check_prefix, why_bad_key
+from s3kv.store.keys import check_key, check_prefix, check_start_after, why_bad_key
 from s3kv.store.s3_config import USER_AGENT, S3Config
+from s3kv.store.spans import Span, plan_spans
 
-SINGLE_DELETES = 16
-"""Requests at once where every key is deleted by itself."""
 BIG_COPY_BYTES = 1 << 20
 
 T = TypeVar("T")
@@ -70,27 +68,24 @@ class ObstoreS3:
         return Capabilities(None, None, start_after=not self._express)
 
     async def get_into(self, key: str, out: memoryview, offset: int = 0) -> int:
-        flat = check_out(out)
-        if offset < 0:
-            raise ValueError(f"offset {offset} is negative")
-        check_key(key)
-        if flat.nbytes:
-            got = await self._ask(
-                "get", key, obstore.get_range_async(self._store, key, start=offset, length=flat.nbytes)
-            )
-            await _fill(key, flat, got)
-        return flat.nbytes
+        await self.get_ranges(key, [(offset, out.nbytes)], [out])
+        return out.nbytes
 
     async def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]], outs: Sequence[memoryview]) -> None:
-        wanted = [(at, out) for (at, _), out in zip(ranges, check_ranges(ranges, outs), strict=True) if out.nbytes]
+        flat = check_ranges(ranges, outs)
         check_key(key)
-        if not wanted:
-            return
-        request = obstore.get_ranges_async(
-            self._store, key, starts=[at for at, _ in wanted], lengths=[out.nbytes for _, out in wanted]
-        )
-        for (_, out), got in zip(wanted, await self._ask("get", key, request), strict=True):
-            await _fill(key, out, got)
+
+        async def read(span: Span) -> None:
+            size = span.end - span.start
+            request = obstore.get_range_async(self._store, key, start=span.start, length=size)
+            got = memoryview(await self._ask("get", key, request))
+            if got.nbytes < size:
+                raise CorruptData(f"object {key} ends {size - got.nbytes} bytes before the range does")
+            for index in span.members:
+                at = ranges[index][0] - span.start
+                await copy_into(flat[index], got[at : at + flat[index].nbytes])
+
+        await for_each(plan_spans(ranges), read)
 
     async def get(self, key: str, max_bytes: int) -> bytes:
         return (await self.get_with_etag(key, max_bytes))[0]
@@ -139,6 +134,7 @@ class ObstoreS3:
 
     async def list(self, prefix: str, start_after: str | None = None) -> AsyncIterator[Page]:
         check_prefix(prefix)
+        check_start_after(start_after)
         if self._express:
             for page in await self._list_unordered(prefix, start_after):
                 yield page
@@ -187,19 +183,18 @@ class ObstoreS3:
         return failures
 
     async def _delete_singly(self, keys: Sequence[str]) -> Failures:
-        slots = asyncio.Semaphore(SINGLE_DELETES)
+        failures: Failures = []
 
-        async def delete_one(key: str) -> DeleteError | None:
-            async with slots:
-                try:
-                    await self._ask("delete", key, obstore.delete_async(self._single, key))
-                except NotFound:
-                    return None
-                except StoreError as error:
-                    return DeleteError(key, error)
-                return None
+        async def delete_one(key: str) -> None:
+            try:
+                await self._ask("delete", key, obstore.delete_async(self._single, key))
+            except NotFound:
+                pass
+            except StoreError as error:
+                failures.append(DeleteError(key, error))
 
-        return [failure for failure in await asyncio.gather(*map(delete_one, keys)) if failure]
+        await for_each(keys, delete_one)
+        return failures
 
     async def close(self) -> None:
         """obstore closes its connections when nobody refers to it."""
@@ -231,12 +226,6 @@ class ObstoreS3:
 
 class _PartialDelete(StoreError):
     """A bulk delete's answer was 200 and named keys that are still there."""
-
-
-async def _fill(key: str, out: memoryview, got: Any) -> None:
-    if len(got) < out.nbytes:
-        raise CorruptData(f"object {key} ends {out.nbytes - len(got)} bytes before the range does")
-    await copy_into(out, memoryview(got)[: out.nbytes])
 
 
 def _meta(entry: Any) -> ObjectMeta:

@@ -34,13 +34,28 @@ ODD_KEYS = (
     " leading and trailing ",
     "non-ascii-é-ü-日本語-🙂",
     "combining-e\u0301",
-    "punctuation-~!@#$^&*()_{}[]|;:'\"<>,?`\\",
+    "punctuation-~!@#$^&*()_{}[]|;:'\"<>,?`",
     "dots...and.more",
     ".hidden",
     "UPPER-and-lower",
     "colon:semi;amp&",
 )
-BAD_KEYS = ("", "/", "/lead", "trail/", "a//b", ".", "..", "a/../b", "a/./b", "nul\0", "line\n", "x" * 256, "\ud800")
+BAD_KEYS = (
+    "",
+    "/",
+    "/lead",
+    "trail/",
+    "a//b",
+    ".",
+    "..",
+    "a/../b",
+    "a/./b",
+    "nul\0",
+    "back\\slash",
+    "line\n",
+    "x" * 256,
+    "\ud800",
+)
 CHUNK = 3 << 20
 """Larger than any threshold for copies in threads or multipart uploads' smallest part would notice at 1 MiB."""
 
@@ -71,7 +86,15 @@ async def all_keys(store: Store, prefix: str = "", start_after: str | None = Non
 
 
 class StoreConformance:
-    """Subclass it and provide the fixtures `store` and `raw`; the store begins empty."""
+    """Subclass it and provide the fixtures `store` and `raw`; the store begins empty.
+
+    `cut_put_may_leave_empty` declares a fault of the server: it keeps an empty object when a connection closes between
+    the header and the body of a put (SeaweedFS 4.48). Readers find it corrupt, and `put_once` replaces it.
+    `orders_by_folder`: it lists `a/1` before `a-b`, by the folders' names without their slashes (SeaweedFS).
+    """
+
+    cut_put_may_leave_empty = False
+    orders_by_folder = False
 
     async def test_put_get_whole(self, store: Store, raw: RawAccess) -> None:
         etag = await store.put("a/b", b"first")
@@ -224,7 +247,9 @@ class StoreConformance:
         assert await store.get("lease", 100) == f"writer {winners[0]}".encode()
 
     async def test_list_order_prefix_and_start_after(self, store: Store) -> None:
-        keys = ["a/1", "a-b", "a.b", "a/2/x", "a/10", "b", "a0", "é/z", "a/2!"]
+        keys = ["a/1", "a/2/x", "a/10", "b", "a0", "é/z", "a/3!"]
+        if not self.orders_by_folder:
+            keys += ["a-b", "a.b", "a/2!"]
         for key in keys:
             await store.put(key, key.encode())
         ordered = sorted(keys, key=lambda key: key.encode())
@@ -234,7 +259,7 @@ class StoreConformance:
         assert await all_keys(store, "a/") == [key for key in ordered if key.startswith("a/")]
         assert await all_keys(store, "a/2/") == ["a/2/x"]
         assert await all_keys(store, "nothing/") == []
-        for after in [*ordered, "a/", "a/15", "zzz", "Z", "a/2/"]:
+        for after in [*ordered, "a", "a/15", "zzz", "Z", "a/2"]:
             assert await all_keys(store, "", after) == [key for key in ordered if key > after], after
             below = [key for key in ordered if key > after and key.startswith("a/")]
             assert await all_keys(store, "a/", after) == below, after
@@ -256,7 +281,6 @@ class StoreConformance:
         assert await store.delete(["a/2"]) == []
         assert await store.delete(["a/2"]) == []
         assert await all_keys(store) == []
-        assert await store.list_prefixes("") == []
 
     @pytest.mark.parametrize("key", ODD_KEYS)
     async def test_odd_keys_survive(self, store: Store, raw: RawAccess, key: str) -> None:
@@ -286,6 +310,8 @@ class StoreConformance:
                 await call
 
     async def test_bad_prefixes_are_refused(self, store: Store) -> None:
+        with pytest.raises(ValueError):
+            await all_keys(store, "", "a/")
         for prefix in ("a", "/", "a//", "../"):
             with pytest.raises(ValueError):
                 await all_keys(store, prefix)
@@ -316,7 +342,8 @@ class StoreConformance:
             await asyncio.wait([task])
             body[:] = after
             with contextlib.suppress(NotFound):
-                assert await store.get("k", CHUNK) == before
+                data = await store.get("k", CHUNK)
+                assert data == before or (self.cut_put_may_leave_empty and not data)
             await store.delete(["k"])
 
     async def test_cancelled_get_leaves_the_buffer_alone(self, store: Store) -> None:

@@ -167,7 +167,9 @@ class FakeAgent:
                 return Offer()
             self._next_lease += 1
             directory.leases[self._next_lease] = Lease(chosen, set(range(ranks)))
-            return Offer(self._next_lease, self.epoch, [directory.blocks[name].slot for name in chosen], pending)
+            if pending:
+                return Offer(self._next_lease, self.epoch, [], len(chosen))
+            return Offer(self._next_lease, self.epoch, [directory.blocks[name].slot for name in chosen])
 
     def release(self, directory: Directory, lease_id: int, epoch: int, rank: int | None) -> None:
         with self.lock:
