@@ -1,0 +1,86 @@
+"""Progress bars that appear only when they are of use."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+
+SHOW_AFTER_S = 1.0
+
+
+class Meter:
+    """Counts work done. `advance` and `note` are cheap and may be called from any thread of the event loop."""
+
+    def __init__(self, start: Callable[[], Any], total: int | None, clock: Callable[[], float]) -> None:
+        self._start = start
+        self._clock = clock
+        self._began = clock()
+        self._bar: Any = None
+        self._task: Any = None
+        self.total = total
+        self.done = 0
+
+    def advance(self, count: int = 1) -> None:
+        self.done += count
+        if self._bar is None and self._clock() - self._began >= SHOW_AFTER_S:
+            self._bar, self._task = self._start()
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self.done, total=self.total)
+
+    def stop(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+@contextmanager
+def running_meter(
+    console: Console,
+    title: str,
+    total: int | None,
+    *,
+    size: bool,
+    visible: bool,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Meter]:
+    """A meter that shows itself after SHOW_AFTER_S, when the console is a terminal."""
+    shown = visible and console.is_terminal
+
+    def start() -> Any:
+        return _bar(console, title, total, size=size) if shown else (None, None)
+
+    meter = Meter(start, total, clock)
+    try:
+        yield meter
+    finally:
+        meter.stop()
+
+
+def _bar(console: Console, title: str, total: int | None, *, size: bool) -> Any:
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    counts = [DownloadColumn(), TransferSpeedColumn()] if size else [MofNCompleteColumn()]
+    bar = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        *counts,
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    )
+    task = bar.add_task(title, total=total)
+    bar.start()
+    return bar, task

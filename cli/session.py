@@ -1,0 +1,180 @@
+"""What every command shares: the settings in force, output for people or programs, and one boundary for errors.
+
+Nothing heavy is imported here: `s3kv --help` must not wait for an object-store client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import sys
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from s3kv.settings import Settings
+
+    from .progress import Meter
+
+FINDING = 1
+WRONG_USE = 2
+INTERRUPTED = 130
+TRACEBACK_VARIABLE = "S3KV_TRACEBACK"
+_PIPE_WIDTH = 120
+
+T = TypeVar("T")
+
+
+@dataclass
+class Session:
+    """One run of one command."""
+
+    config: Path | None = None
+    overrides: dict[str, dict[str, Any]] = field(default_factory=dict)
+    json: bool = False
+
+    @cached_property
+    def settings(self) -> Settings:
+        """Raises ConfigError that names the setting."""
+        from s3kv.settings import load_settings
+
+        return load_settings(self.config, **self.overrides)
+
+    @cached_property
+    def out(self) -> Console:
+        return _console(stderr=False)
+
+    @cached_property
+    def err(self) -> Console:
+        return _console(stderr=True)
+
+    @property
+    def interactive(self) -> bool:
+        return sys.stdin.isatty() and sys.stderr.isatty()
+
+    def emit(self, data: Any, *renderables: object) -> None:
+        """`data` as JSON with --json, else what a person reads."""
+        if self.json:
+            self.print_json(data)
+            return
+        for each in renderables:
+            self.out.print(each)
+
+    def print_json(self, data: Any) -> None:
+        import json
+
+        sys.stdout.write(json.dumps(data, indent=2, default=_plain) + "\n")
+
+    def say(self, text: str) -> None:
+        """Something for the person at the terminal that is no result: to stderr, never into a pipe's data."""
+        self.err.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def confirm(self, question: str, *, yes: bool) -> None:
+        """Ends the command with 1 unless the person agrees. Without a terminal only --yes agrees."""
+        if yes:
+            return
+        if not sys.stdin.isatty():
+            self.say("s3kv: nothing was changed: add --yes to go ahead without a terminal to ask")
+            raise typer.Exit(FINDING)
+        if not typer.confirm(question, err=True):
+            self.say("s3kv: nothing was changed")
+            raise typer.Exit(FINDING)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run(work)
+
+    @contextmanager
+    def meter(self, title: str, total: int | None = None, *, size: bool = False) -> Iterator[Meter]:
+        """A progress bar on stderr once the work takes over a second; none when stderr is no terminal."""
+        from .progress import running_meter
+
+        with running_meter(self.err, title, total, size=size, visible=not self.json) as meter:
+            yield meter
+
+
+def _console(*, stderr: bool) -> Console:
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() or os.environ.get("COLUMNS") else _PIPE_WIDTH
+    return Console(stderr=stderr, width=width, highlight=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.hex()
+    if hasattr(value, "_asdict"):
+        return value._asdict()
+    return str(value)
+
+
+@contextmanager
+def error_boundary() -> Iterator[None]:
+    """Failures become one line on stderr and an exit code; a traceback is shown only with S3KV_TRACEBACK=1."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _complain("interrupted")
+        raise typer.Exit(INTERRUPTED) from None
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            # The reader of our output has gone: nothing is wrong, and Python must not complain at exit either.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(0) from None
+        _fail(error)
+    except Exception as error:
+        if _is_control_flow(error):
+            raise
+        _fail(error)
+
+
+def _is_control_flow(error: Exception) -> bool:
+    """Exit, Abort and usage errors are typer's to handle, whichever click it carries."""
+    return any(cls.__name__ in ("Exit", "Abort", "ClickException") for cls in type(error).__mro__)
+
+
+def _fail(error: Exception) -> None:
+    if os.environ.get(TRACEBACK_VARIABLE):
+        raise error
+    from s3kv.errors import S3kvError
+
+    if isinstance(error, S3kvError):
+        _complain(str(error))
+    elif isinstance(error, OSError):
+        _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error))
+    elif isinstance(error, ExceptionGroup):
+        return _fail(error.exceptions[0])
+    else:
+        _complain(f"internal error: {type(error).__name__}: {error} (set {TRACEBACK_VARIABLE}=1 for the traceback)")
+    raise typer.Exit(FINDING) from None
+
+
+def _complain(text: str) -> None:
+    sys.stderr.write("s3kv: " + " ".join(text.split()) + "\n")
+
+
+def parse_overrides(pairs: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """`section.name=value` (value as YAML) to what `load_settings` takes. Raises typer.BadParameter."""
+    overrides: dict[str, dict[str, Any]] = {}
+    for pair in pairs:
+        name, separator, value = pair.partition("=")
+        section, dot, key = name.partition(".")
+        if not separator or not dot or not key:
+            raise typer.BadParameter(f"{pair!r} is not section.name=value", param_hint="--set")
+        import yaml
+
+        overrides.setdefault(section, {})[key] = yaml.safe_load(value)
+    return overrides
+
+
+Command = Callable[..., None]
+"""What a family registers: `function(session, **options)`."""

@@ -1,0 +1,89 @@
+"""Numbers and times for people, and tables with one look. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+_STEP = 1024.0
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_SPANS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
+SUFFIXES = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "p": 1 << 50}
+SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+
+
+def size(count: float) -> str:
+    """`1536` -> `1.5 KiB`."""
+    for unit in _UNITS:
+        if abs(count) < _STEP or unit == _UNITS[-1]:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= _STEP
+    raise AssertionError
+
+
+def number(count: float) -> str:
+    return f"{count:,.0f}"
+
+
+def duration(seconds: float) -> str:
+    """`5400` -> `1.5 h`; `0.004` -> `4.0 ms`."""
+    if seconds < 1:
+        return f"{seconds * 1000:.1f} ms"
+    for span, unit in _SPANS:
+        if seconds >= span:
+            return f"{seconds / span:.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def moment(seconds: float) -> str:
+    """Seconds since 1970 as UTC, to the minute."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
+
+
+def parse_size(text: str) -> int:
+    """`10GiB`, `10g`, `1.5T`, `4096`: binary multiples. Raises ValueError."""
+    value, unit = _split(text)
+    key = unit.removesuffix("ib").removesuffix("b") if unit not in ("", "b") else unit
+    if key not in SUFFIXES:
+        raise ValueError(f"{text!r} is not a size such as 500GiB")
+    return int(value * SUFFIXES[key])
+
+
+def parse_duration(text: str) -> float:
+    """`30d`, `12h`, `90s`, `45` (seconds). Raises ValueError."""
+    value, unit = _split(text)
+    if (unit or "s") not in SECONDS:
+        raise ValueError(f"{text!r} is not a duration such as 30d, 12h or 90s")
+    return value * SECONDS[unit or "s"]
+
+
+def _split(text: str) -> tuple[float, str]:
+    stripped = text.strip().lower().replace("_", "")
+    digits = stripped.rstrip("abcdefghijklmnopqrstuvwxyz ")
+    try:
+        value = float(digits)
+    except ValueError:
+        raise ValueError(f"{text!r} does not begin with a number") from None
+    if not 0 <= value < float("inf"):
+        raise ValueError(f"{text!r} is out of range")
+    return value, stripped[len(digits) :].strip()
+
+
+def table(title: str | None, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
+    """Columns whose name begins with ">" are numbers and stand to the right."""
+    grid = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
+    for name in columns:
+        right = name.startswith(">")
+        grid.add_column(name.removeprefix(">"), justify="right" if right else "left", overflow="fold")
+    for row in rows:
+        grid.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
+    return grid
+
+
+def bar(share: float, width: int = 20) -> str:
+    """A bar for a histogram, `share` in 0..1."""
+    return "█" * max(1 if share > 0 else 0, round(share * width))
