@@ -7,6 +7,7 @@ size before it maps. Facts: memfd_create(2), fcntl(2) "File Sealing", madvise(2)
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import logging
@@ -47,7 +48,8 @@ class Arena:
         """A new arena of zeros; its memory is taken page by page as it is touched.
 
         hugepages: from the machine's reserved pool of 2 MiB pages; where that is too small, ordinary pages with a
-        warning (and `hugepages` False). Raises ConfigError naming the setting if the machine has less memory than that.
+        warning (and `hugepages` False), which the kernel may still join to large ones. `check` off: the caller did it.
+        Raises ConfigError naming the setting if the machine has less memory than that.
         """
         nbytes = _checked_size(slots, slot_bytes, ValueError)
         if check:
@@ -60,11 +62,14 @@ class Arena:
                     "tier.hugepages: %s; using ordinary pages (reserve more in vm.nr_hugepages)", error.strerror
                 )
         try:
-            return cls._create(slots, slot_bytes, name, huge=False)
+            arena = cls._create(slots, slot_bytes, name, huge=False)
         except OSError as error:
             raise ConfigError(
                 f"tier.capacity_bytes: {nbytes} bytes of shared memory could not be had: {error.strerror}"
             ) from error
+        if hugepages:
+            arena._ask_for_transparent_hugepages()
+        return arena
 
     @classmethod
     def _create(cls, slots: int, slot_bytes: int, name: str, *, huge: bool) -> Arena:
@@ -80,6 +85,12 @@ class Arena:
         except BaseException:
             os.close(fd)
             raise
+
+    def _ask_for_transparent_hugepages(self) -> None:
+        """Heeded where /sys/kernel/mm/transparent_hugepage/shmem_enabled is "advise"; costs nothing elsewhere."""
+        with contextlib.suppress(OSError):
+            if self._mapping is not None:
+                self._mapping.madvise(mmap.MADV_HUGEPAGE)
 
     @classmethod
     def attach(cls, fd: int, slots: int, slot_bytes: int) -> Arena:
@@ -161,11 +172,9 @@ class Arena:
             self._fd = -1
         if buffer is None or mapping is None:
             return
-        try:
+        with contextlib.suppress(BufferError):  # somebody still has a view: the last one to go unmaps
             buffer.release()
             mapping.close()
-        except BufferError:
-            pass  # somebody still has a view; the last one to go unmaps
 
 
 def _checked_size(slots: int, slot_bytes: int, error: type[Exception]) -> int:

@@ -123,7 +123,6 @@ class Counters(Sums):
     """Being written or fetched, or with some parts only."""
     doomed: int = 0
     """Forgotten, but still being copied from or into."""
-    evictable: int = 0
     dirty: int = 0
     pinned: int = 0
     """Under at least one lease."""

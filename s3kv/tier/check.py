@@ -20,8 +20,10 @@ def check_table(table: SlotTable) -> None:
     doomed = sum(block.state is State.DOOMED for block in table.occupied.values())
     assert found + doomed == len(table.occupied), "the map and the slots disagree"
     evictable = {slot for slot, block in table.occupied.items() if not block.busy}
-    assert evictable == set(table.lru), "the eviction order does not hold exactly what may be evicted"
-    assert all(table.lru[slot] is table.occupied[slot] for slot in table.lru), "a stale block may be evicted"
+    unleased = {slot for slot, block in table.lru.items() if not block.pins}
+    assert unleased == evictable, "the eviction order does not hold exactly what may be evicted"
+    assert all(table.occupied[slot] is block for slot, block in table.lru.items()), "a stale block may be evicted"
+    assert not any(block.kept for block in table.lru.values()), "what the uploader reads may be evicted"
     assert not (table.pinned_memory and table.cold), "pinned memory is all there, so no slot is cold"
     if table.budget is not None:
         assert table.budget.charged_bytes <= table.budget.capacity_bytes, "the node's budget is exceeded"

@@ -9,6 +9,10 @@ Invariants (all checked by `check`)
 4. Nothing ends by a clock. A process that broke its connection may still be copying, so what it holds stays
    (*quarantined*) until it is known to have exited.
 
+A match of 1,024 blocks, 65,536 being resident, takes 1.5 to 1.6 times as long as bare dict look-ups of the same hashes
+in the same run, and the release of its lease 0.7 to 0.9 times as long (`benchmarks/bench_directory.py`; 0.39 to 0.47 ms
+and 0.19 to 0.26 ms on a machine with two busy cores, where most of it is waiting for memory).
+
 One event loop calls it; there is no lock, nothing blocks and nothing raises for what an engine sent late, twice or
 wrongly: that is ignored and counted. ValueError marks a mistake of the caller.
 
@@ -77,10 +81,10 @@ class Directory:
         if not readers:
             raise ValueError("a lease needs a reader, or nobody would end it")
         limit = self._table.slots if max_pinned_slots is None else max_pinned_slots
-        resident, lru = self._table.resident, self._table.lru
+        resident = self._table.resident
         pinned = self._pinned
         blocks: list[Block] = []
-        for block_hash in hashes:  # a thousand blocks a call: kept free of calls into Python
+        for block_hash in hashes:  # a thousand in a call, hence no function calls here
             block = resident.get(block_hash)
             if block is None:
                 break
@@ -89,8 +93,6 @@ class Directory:
                     self._sums.pin_limited += 1
                     break
                 pinned += 1
-                if not block.kept:
-                    del lru[block.slot]
             block.pins += 1
             blocks.append(block)
         self._pinned = pinned
@@ -124,6 +126,7 @@ class Directory:
                 self._table.rest(block)
             elif not block.kept:
                 lru[block.slot] = block
+                lru.move_to_end(block.slot)
 
     def touch_chain(self, tip: BlockHash) -> int:
         """Marks the resident blocks from `tip` back to the head as used, the head most recently. Returns how many.

@@ -1,9 +1,11 @@
 """Which block is in which slot, and which slot is used next.
 
 Every slot is either free or occupied by one `Block`. A free slot is *warm* (its memory is there) or *cold* (its memory
-was never touched, or was returned to the machine; taking it needs the node budget's consent). `lru` holds exactly the
-blocks that may be evicted, least recently used first: those that are not `busy`, which are clean resident blocks and
-blocks of which some parts arrived and the others may never.
+was never touched, or was returned to the machine; taking it needs the node budget's consent).
+
+`lru` is the order of eviction, least recently used first: every block that nobody uses, which are clean resident blocks
+and blocks of which some parts arrived and the others may never. Blocks under a lease may be in it too: a match is much
+quicker if it leaves them there, eviction takes them out when it meets them, and the end of the lease puts them back.
 """
 
 from __future__ import annotations
@@ -73,13 +75,14 @@ class SlotTable:
         return None
 
     def _evict(self) -> bool:
-        if not self.lru:
-            return False
-        _, victim = self.lru.popitem(last=False)
-        self.evicted += 1
-        self.forget(victim)
-        self.free(victim)
-        return True
+        while self.lru:
+            _, victim = self.lru.popitem(last=False)
+            if not victim.pins:
+                self.evicted += 1
+                self.forget(victim)
+                self.free(victim)
+                return True
+        return False
 
     def make_resident(self, entry: Block) -> None:
         del self.pending[entry.hash]
@@ -123,7 +126,6 @@ class SlotTable:
             "resident": resident,
             "arriving": arriving,
             "doomed": in_use - resident - arriving,
-            "evictable": len(self.lru),
         }
 
     # What the node budget asks (`budget.Member`).

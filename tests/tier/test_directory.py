@@ -196,7 +196,7 @@ def test_a_part_that_never_comes_does_not_hold_its_slot(make: MakeDirectory) -> 
     directory = make(2, parts=(0, 1))
     for room in reserve(directory, chain(2), 1):
         directory.commit(1, *room)  # part 0 found no room, or was dropped
-    assert directory.counters().arriving == directory.counters().evictable == 2
+    assert directory.counters().arriving == 2
     assert len(reserve(directory, chain(2, name=2), 0)) == 2
     assert offered(directory, chain(2)) == 0
 
@@ -227,11 +227,34 @@ def test_dirty_blocks_stay_until_uploaded_and_too_many_are_not_queued(make: Make
     assert reserve(directory, chain(1, name=3)) == [], "clean, but the uploader reads it"
     directory.finish_upload(run)
     counters = directory.counters()
-    assert (counters.dirty, counters.evictable, counters.upload_dropped) == (0, 2, 1)
+    assert (counters.dirty, counters.resident, counters.upload_dropped) == (0, 2, 1)
     save(directory, chain(1, name=3))
     assert directory.state(chain(2)[1]) is None, "the tail goes before the head"
     with pytest.raises(ValueError, match="not held"):
         directory.unhold(run[0])
+
+
+def test_chunks_of_one_chain_go_tail_first_however_they_were_uploaded(make: MakeDirectory) -> None:
+    directory = make(6, dirty_max_slots=6)
+    blocks = chain(6)
+    save(directory, blocks)
+    held = [each for each in map(directory.hold, blocks) if each is not None]
+    directory.finish_upload(held[:3])
+    directory.finish_upload(held[3:])
+    directory.finish_upload([])
+    for left in (5, 4, 3, 2, 1, 0):
+        save(directory, chain(1, name=10 + left))
+        directory.hold(chain(1, name=10 + left)[0])
+        assert offered(directory, blocks) == left
+
+
+def test_saving_a_tail_does_not_evict_the_head_that_was_skipped(make: MakeDirectory) -> None:
+    directory = make(3)
+    blocks = chain(3)
+    save(directory, blocks[:1])
+    save(directory, chain(2, name=2))
+    save(directory, blocks)
+    assert directory.state(blocks[0]) is State.RESIDENT
 
 
 def test_dropped_blocks_are_found_no_more_and_freed_when_unused(make: MakeDirectory) -> None:
@@ -293,7 +316,7 @@ def test_a_block_named_twice_in_one_call_is_one_block(make: MakeDirectory) -> No
     assert found.slots == [0, 0]
     directory.check()
     directory.release(found.lease_id)
-    assert directory.counters().evictable == 1
+    assert len(reserve(directory, chain(3, name=2))) == 3
 
 
 def test_a_namespace_without_memory_only_misses(make: MakeDirectory) -> None:
