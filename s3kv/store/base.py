@@ -134,7 +134,8 @@ class Store(Protocol):
         """Objects under `prefix` ("" or ending in "/"), in the order of their keys' UTF-8 bytes.
 
         That order is certain among names of one folder and among folders; where a folder's name begins another name
-        (`a/1` and `a-b`), servers differ. Format 1 has no such names beside each other.
+        (`a/1` and `a-b`), servers differ, also in what they skip when `start_after` names a folder. Format 1 has no
+        such names beside each other.
         Pages are non-empty and hold at most `LIST_PAGE_KEYS` entries. `start_after` is a whole key (need not exist);
         only keys greater than it are returned. Objects put or deleted meanwhile may or may not appear. Names that
         `check_key` refuses are somebody else's and are left out.
