@@ -59,11 +59,11 @@ async def fold(context: Context, index: Index, synced: Synced, time_us: int) -> 
 
     Raises StoreError, IndexUnwritable, IndexDamaged; the bucket holds one whole snapshot more, or none.
     """
-    log, snaps = _joined(index, synced)
-    if synced.unfolded == 0 and (len(snaps) == 1 or not index.packed(b"", 1)):
+    log, snaps, tops = _joined(index, synced)
+    unlisted = index.flag("unlisted") is not None
+    if synced.unfolded == 0 and tops <= 1 and not unlisted:
         return Compaction(), None
-    # The first snapshot of a bucket, or of one whose catalog somebody deleted: the index may hold more than is listed.
-    covers = [*snaps, *log] if snaps else [names.UNLISTED, *log]
+    covers = [*([names.UNLISTED] if unlisted else []), *snaps, *log]
     covers = covers[:MAX_SNAPSHOT_COVERS]
     header = SnapshotHeader(context.spec.digest, time_us, next_epoch(synced.snapshots), 0, tuple(covers))
     drop_before = hour_of(context.clock() - context.tombstone_keep_s)
@@ -72,22 +72,26 @@ async def fold(context: Context, index: Index, synced: Synced, time_us: int) -> 
     folded, folded_snaps = split_covers(header)
     snap_marks = {**fold_marks(folded_snaps), names.packed(name): Mark.APPLIED}
     await context.write(index.apply, (), log=dict.fromkeys(folded, Mark.FOLDED), snaps=snap_marks)
+    if unlisted:
+        await context.write(index.set_flag, "unlisted", None)
     await context.write(index.prune_tombstones, drop_before)
     context.counters.compactions += 1
     return Compaction(meta.key, len(folded)), Snapshot(name, meta)
 
 
-def _joined(index: Index, synced: Synced) -> tuple[list[SegmentName], list[SegmentName]]:
-    """The listed segments and snapshots that the index holds. Unreadable ones are left for people to look at."""
+def _joined(index: Index, synced: Synced) -> tuple[list[SegmentName], list[SegmentName], int]:
+    """The listed segments and snapshots that the index holds, and how many snapshots are covered by no other.
+
+    Unreadable ones are left for people to look at."""
     segments = [listed.name for listed in synced.log]
     snapshots = [snapshot.name for snapshot in synced.snapshots]
-    held = (Mark.APPLIED, Mark.FOLDED)
     log_marks = index.marks("log", map(names.packed, segments))
     snap_marks = index.marks("snaps", map(names.packed, snapshots))
-    return (
-        [name for name, mark in zip(segments, log_marks, strict=True) if mark in held],
-        [name for name, mark in zip(snapshots, snap_marks, strict=True) if mark in held],
-    )
+    return (_held(segments, log_marks), _held(snapshots, snap_marks), snap_marks.count(Mark.APPLIED))
+
+
+def _held(listed: Iterable[SegmentName], marks: Iterable[Mark]) -> list[SegmentName]:
+    return [name for name, mark in zip(listed, marks, strict=True) if mark in (Mark.APPLIED, Mark.FOLDED)]
 
 
 async def sweep(context: Context, synced: Synced, newest: Snapshot | None) -> tuple[int, int]:

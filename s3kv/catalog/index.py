@@ -104,13 +104,11 @@ class Index:
         self._marker = marker
         self._lock = lock
         self.tables: dict[str, Any] = {}
-        options = {"create": lock is not None}
-        with env.begin(write=lock is not None) as txn:
-            for name in TABLES:
-                duplicates = name == "blocks"
-                self.tables[name] = env.open_db(
-                    name.encode(), txn=txn, dupsort=duplicates, dupfixed=duplicates, **options
-                )
+        for name in TABLES:
+            duplicates = name == "blocks"
+            self.tables[name] = env.open_db(
+                name.encode(), dupsort=duplicates, dupfixed=duplicates, create=lock is not None
+            )
 
     @classmethod
     def open(cls, folder: Path, identity: str, *, map_bytes: int, boot: str | None = None) -> Index:
@@ -290,7 +288,11 @@ class Index:
         self.write(change)
 
     def prune_marks(self, source: Source, listed: Iterable[bytes], first: bytes, last: bytes) -> int:
-        """Drops the marks in [`first`, `last`] of sources that are not `listed`: deleted, so never to be seen again."""
+        """Drops the marks in [`first`, `last`] of sources that are not `listed`: deleted, so never to be seen again.
+
+        Sets the flag "unlisted" when one of them was not folded: somebody else deleted it, and the index may now hold
+        what nothing in the bucket says.
+        """
         keep = set(listed)
 
         def drop(txn: lmdb.Transaction) -> int:
@@ -300,10 +302,12 @@ class Index:
                 while found and bytes(cursor.key()) <= last:
                     if cursor.key() in keep:
                         found = cursor.next()
-                    else:
-                        cursor.delete()  # and stands on the next one, or on b"" at the end
-                        gone += 1
-                        found = cursor.key() != b""
+                        continue
+                    if cursor.value()[0] == Mark.APPLIED:
+                        txn.put(b"unlisted", b"1", db=self.tables["meta"])
+                    cursor.delete()  # and stands on the next one, or on b"" at the end
+                    gone += 1
+                    found = cursor.key() != b""
             return gone
 
         return self.write(drop)

@@ -77,7 +77,14 @@ class _Walk:
 
     def __init__(self, index: Index) -> None:
         self._entries = self._all(index)
-        self._next = next(self._entries, None)
+        self._next: ChunkEntry | Tombstone | None = None
+        self._begun = False
+
+    def _peek(self) -> ChunkEntry | Tombstone | None:
+        if not self._begun:
+            self._begun = True
+            self._next = next(self._entries, None)
+        return self._next
 
     @staticmethod
     def _all(index: Index) -> Iterator[ChunkEntry | Tombstone]:
@@ -88,14 +95,13 @@ class _Walk:
 
     def below(self, chunk_id: bytes | None) -> Iterator[ChunkEntry]:
         """The stored chunks that come next, before `chunk_id` (None: all)."""
-        while self._next is not None and (chunk_id is None or self._next.chunk_id < chunk_id):
-            entry = self._next
+        while (entry := self._peek()) is not None and (chunk_id is None or entry.chunk_id < chunk_id):
             self._next = next(self._entries, None)
             if isinstance(entry, ChunkEntry):
                 yield entry
 
     def at(self, chunk_id: bytes) -> ChunkEntry | Tombstone | None:
-        entry = self._next
+        entry = self._peek()
         if entry is None or entry.chunk_id != chunk_id:
             return None
         self._next = next(self._entries, None)

@@ -75,11 +75,26 @@ class Syncer:
         synced = Synced()
         if full:
             self.wants_full = False
+        # A new index loads a snapshot and then reads the log that it does not cover. Any other reads the log first, so
+        # that it need not read a snapshot for the last few segments; what was deleted is in a snapshot by then.
+        new = index.is_new
+        if full and new:
             await self._sync_snapshots(index, synced)
         await self._sync_log(index, synced, full=full)
+        if full and not new:
+            await self._sync_snapshots(index, synced)
+        if full:
+            self._tally(index, synced)
         if full and not synced.failed:
             await self._context.write(index.set_synced, self._context.clock())
         return synced
+
+    @staticmethod
+    def _tally(index: Index, synced: Synced) -> None:
+        marks = index.marks("log", [names.packed(listed.name) for listed in synced.log])
+        unfolded = [listed for listed, mark in zip(synced.log, marks, strict=True) if mark is Mark.APPLIED]
+        synced.unfolded = len(unfolded)
+        synced.unfolded_bytes = sum(listed.size for listed in unfolded)
 
     # The log
 
@@ -98,7 +113,7 @@ class Syncer:
             if full:
                 await self._context.write(index.prune_marks, "log", [previous, *packed], previous, packed[-1])
                 previous = packed[-1]
-                self._tally(index, page, packed, synced)
+                synced.log.extend(page[: max(0, MAX_SNAPSHOT_COVERS - len(synced.log))])
         floor_us = synced.latest_us if synced.earliest_failed_us is None else synced.earliest_failed_us - 1
         if (reached := min(synced.latest_us, floor_us)) > cursor_us:
             await self._context.write(index.apply, (), cursor_us=reached)
@@ -119,12 +134,6 @@ class Syncer:
                     context.counters.segments_deferred += 1
             if segments:
                 yield segments
-
-    def _tally(self, index: Index, page: Sequence[Listed], packed: Sequence[bytes], synced: Synced) -> None:
-        for listed, mark in zip(page, index.marks("log", packed), strict=True):
-            synced.unfolded += mark is Mark.APPLIED
-            synced.unfolded_bytes += listed.size if mark is Mark.APPLIED else 0
-        synced.log.extend(page[: max(0, MAX_SNAPSHOT_COVERS - len(synced.log))])
 
     async def _read_batch(self, index: Index, batch: Sequence[Listed], synced: Synced) -> None:
         bodies = await asyncio.gather(*(self._fetch(listed, synced) for listed in batch))
