@@ -52,15 +52,15 @@ class Arena:
         Raises ConfigError naming the setting if the machine has less memory than that.
         """
         nbytes = _checked_size(slots, slot_bytes, ValueError)
-        if check:
-            check_available(nbytes)
-        if hugepages:
+        if hugepages:  # they are not part of what the machine calls available: the kernel itself refuses
             try:
                 return cls._create(slots, slot_bytes, name, huge=True)
             except OSError as error:
                 log.warning(
                     "tier.hugepages: %s; using ordinary pages (reserve more in vm.nr_hugepages)", error.strerror
                 )
+        if check:
+            check_available(nbytes)
         try:
             arena = cls._create(slots, slot_bytes, name, huge=False)
         except OSError as error:

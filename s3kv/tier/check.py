@@ -61,4 +61,5 @@ def check_book(book: LeaseBook, table: SlotTable) -> None:
     assert writes == held, "reservations and holders disagree"
     shares = sum(len(holding.shares) for holding in book.holders.values())
     assert shares == sum(len(lease.readers) for lease in book.leases.values()), "a holder has a share of no lease"
+    assert book.gone.keys().isdisjoint(book.holders), "a process that has exited holds something"
     assert all(holding.shares or holding.writes for holding in book.holders.values()), "a holder holds nothing"

@@ -28,7 +28,7 @@ from s3kv.identity import BlockHash
 from s3kv.tier.block import Block, Committed, Counters, Held, Holder, Match, ReaderId, Reserved, State, Sums
 from s3kv.tier.budget import NodeBudget
 from s3kv.tier.check import check_book, check_table
-from s3kv.tier.leases import LeaseBook
+from s3kv.tier.leases import Holding, LeaseBook
 from s3kv.tier.table import SlotTable
 
 
@@ -76,10 +76,13 @@ class Directory:
 
         No more than `max_pinned_slots` slots are pinned by all leases together: the prefix ends there. What is pinned
         counts as used when the lease ends; the head of the chain is then more recent than its tail, so that a prefix
-        that many prompts share goes after what depends on it.
+        that many prompts share goes after what depends on it. Nothing is offered to an engine of which a process has
+        exited: its share would never end.
         """
         if not readers:
             raise ValueError("a lease needs a reader, or nobody would end it")
+        if not self._book.gone.keys().isdisjoint(readers.values()):
+            return Match(0, [])
         limit = self._table.slots if max_pinned_slots is None else max_pinned_slots
         resident = self._table.resident
         pinned = self._pinned
@@ -155,10 +158,10 @@ class Directory:
 
         None where nothing is to be copied: the block is resident or being fetched, somebody already has or wrote this
         part of it, or there is no room. The first part to ask allocates, the others get the same slot and ticket.
-        An unknown part gets None throughout.
+        An unknown part gets None throughout, and so does a process that has exited: what it sent before is worthless.
         """
         position = self._position.get(part)
-        if position is None:
+        if position is None or holder in self._book.gone:
             return [None] * len(hashes)
         result: list[Reserved | None] = []
         full = False
@@ -244,19 +247,26 @@ class Directory:
             self._book.holders[holder].quarantined = True
 
     def holder_back(self, holder: Holder) -> None:
-        """The process has connected again, and will end its shares and reservations itself."""
+        """The process has connected (again), and will end its shares and reservations itself."""
+        self._book.gone.pop(holder, None)
         if holder in self._book.holders:
             self._book.holders[holder].quarantined = False
 
     def holder_gone(self, holder: Holder) -> None:
-        """The process HAS exited, so nothing of it copies any more: ends all its shares and reservations."""
-        holding = self._book.holders.get(holder)
-        if holding is None:
-            return
+        """The process HAS exited, so nothing of it copies any more: ends all its shares and reservations.
+
+        Nor is it given anything from now on, should requests that it had sent turn up late; `holder_back` ends that
+        when a new process has the same name. With the last attached process the arenas are `detached`.
+        """
+        holding = self._book.holders.get(holder, Holding())
         for block, position in list(holding.writes):
             self._give_up(block, position)
         for lease_id, reader in list(holding.shares):
             self.release(lease_id, reader)
+        was_attached = holder in self._book.attached
+        self._book.bury(holder)
+        if was_attached:
+            self.detached()
 
     # Fetching.
 
@@ -371,18 +381,26 @@ class Directory:
 
     # The node's budget.
 
-    def attached(self, *, pinned_memory: bool) -> bool:
-        """An engine is about to use the arenas; `pinned_memory`: it wants to register them with CUDA.
+    def attached(self, *, pinned_memory: bool, holder: Holder | None = None) -> bool:
+        """A process is about to map the arenas; `pinned_memory`: it wants to register them with CUDA.
 
-        False: they do not fit into the node's budget as pinned memory; the engine may only map them.
+        False: they do not fit into the node's budget as pinned memory; the engine may only map them. `holder` stays
+        attached, also while quarantined, until it is gone.
         """
         self._table.idle = False
+        if holder is not None:
+            self._book.attached.add(holder)
         return not pinned_memory or self._table.pin_memory()
 
     def detached(self) -> None:
-        """No engine uses the arenas any more, and none has them registered. Blocks stay until others need the room."""
-        self._table.idle = True
-        self._table.unpin_memory()
+        """Blocks stay until others need the room. Does nothing while a holder that attached has not exited.
+
+        Memory must not be returned to the machine while a process has it registered: the device would go on using the
+        old pages, and read or write bytes that nobody else sees.
+        """
+        if not self._book.attached:
+            self._table.idle = True
+            self._table.unpin_memory()
 
     def close(self) -> None:
         """The arenas are gone: their memory counts no more. Idempotent."""

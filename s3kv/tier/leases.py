@@ -30,8 +30,15 @@ class Holding:
     quarantined: bool = False
 
 
+GONE_REMEMBERED = 4096
+"""Processes known to have exited. What they sent before can only be as old as a socket's buffer, or one match."""
+
+
 class LeaseBook:
     def __init__(self) -> None:
+        self.gone: dict[Holder, None] = {}
+        self.attached: set[Holder] = set()
+        """Processes that may have the arenas mapped, and registered with CUDA."""
         self.leases: dict[int, Lease] = {}
         self.holders: dict[Holder, Holding] = {}
         self._last_id = 0
@@ -63,6 +70,13 @@ class LeaseBook:
         holder = block.writers.pop(position)
         del self.holders[holder].writes[block, position]
         self._forget_if_empty(holder)
+
+    def bury(self, holder: Holder) -> None:
+        """The process has exited: it is given nothing more. Its shares and writes must have been ended."""
+        self.attached.discard(holder)
+        self.gone[holder] = None
+        if len(self.gone) > GONE_REMEMBERED:
+            del self.gone[next(iter(self.gone))]
 
     def quarantined_slots(self) -> set[int]:
         return {slot for holding in self.holders.values() if holding.quarantined for slot in self._slots(holding)}

@@ -49,6 +49,11 @@ class Namespace:
         for i in range(1, self.next + 1):
             self.directory.match([i.to_bytes(16, "big")], readers={0: "engine"})
 
+    def exit(self) -> None:
+        """The engine exits, and another one comes that is called the same."""
+        self.directory.holder_gone("engine")
+        self.directory.holder_back("engine")
+
     @property
     def blocks(self) -> int:
         return self.directory.counters().resident
@@ -91,7 +96,7 @@ def test_what_is_in_use_is_never_taken() -> None:
     first.pin_all()
     assert second.save(3) == 0
     assert second.directory.counters().no_room == 3
-    first.directory.holder_gone("engine")
+    first.exit()
     assert second.save(3) == 3
 
 
@@ -169,6 +174,22 @@ def test_registering_trims_active_namespaces_to_their_share_only() -> None:
     assert active.blocks == 5
 
 
+def test_registered_memory_is_not_returned_while_a_process_lives() -> None:
+    budget = NodeBudget(10 * PAGE)
+    pinned, other = Namespace(budget, 8, pinned=True), Namespace(budget, 10)
+    pinned.save(8)
+    for rank in ("rank0", "rank1"):
+        assert pinned.directory.attached(pinned_memory=True, holder=rank)
+    pinned.directory.holder_gone("rank0")
+    pinned.directory.quarantine_holder("rank1")
+    pinned.directory.detached()
+    other.save(10)
+    assert (pinned.blocks, other.blocks, pinned.punched) == (8, 2, [])
+    pinned.directory.holder_gone("rank1")
+    other.save(10)
+    assert (pinned.blocks, other.blocks) == (0, 10)
+
+
 @pytest.mark.parametrize("capacity", [0, -1])
 def test_a_budget_of_nothing_is_refused(capacity: int) -> None:
     with pytest.raises(ValueError):
@@ -192,9 +213,9 @@ def test_the_budget_holds_whatever_happens(steps: list[tuple[int, str]], sizes: 
             case "pin":
                 namespace.pin_all()
             case "exit":
-                namespace.directory.holder_gone("engine")
+                namespace.exit()
             case "attach":
-                namespace.directory.attached(pinned_memory=sizes[which] == 3)
+                namespace.directory.attached(pinned_memory=sizes[which] == 3, holder="engine")
             case "detach":
                 namespace.directory.detached()
         for each in namespaces:

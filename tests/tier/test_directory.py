@@ -8,6 +8,7 @@ import pytest
 
 from s3kv.identity import ROOT
 from s3kv.tier import Committed, Directory, Reserved, State
+from s3kv.tier.leases import GONE_REMEMBERED
 from s3kv.tier.table import TICKET_LIMIT
 
 MakeDirectory = Callable[..., Directory]
@@ -277,9 +278,9 @@ def test_an_engine_restart_finds_the_arena_warm(make: MakeDirectory) -> None:
     directory = make(4)
     save(directory, chain(4))
     directory.match(chain(4), readers={0: "engine"})
+    assert directory.attached(pinned_memory=False, holder="engine")
     directory.holder_gone("engine")
-    directory.detached()
-    assert directory.attached(pinned_memory=False)
+    assert directory.attached(pinned_memory=False, holder="restarted")
     assert len(directory.match(chain(4), readers={0: "restarted"}).slots) == 4
 
 
@@ -297,6 +298,25 @@ def test_a_broken_connection_frees_nothing_until_the_process_is_gone(make: MakeD
     directory.holder_gone("dying")
     directory.holder_gone("dying")
     assert len(reserve(directory, chain(2, name=3))) == 2
+
+
+def test_requests_of_a_process_that_has_exited_get_nothing(make: MakeDirectory) -> None:
+    directory = make(4)
+    save(directory, chain(2))
+    directory.holder_gone("dead")
+    assert directory.match(chain(2), readers={0: "alive", 1: "dead"}) == (0, [])
+    assert reserve(directory, chain(1, name=2), holder="dead") == []
+    directory.holder_back("dead")  # another process, which happens to have its name
+    assert len(directory.match(chain(2), readers={0: "alive", 1: "dead"}).slots) == 2
+    assert len(reserve(directory, chain(1, name=2), holder="dead")) == 1
+
+
+def test_only_so_many_dead_processes_are_remembered(make: MakeDirectory) -> None:
+    directory = make(1)
+    for holder in range(GONE_REMEMBERED + 1):
+        directory.holder_gone(holder)
+    assert len(directory._book.gone) == GONE_REMEMBERED
+    assert directory.reserve(0, ROOT, 0, chain(1), GONE_REMEMBERED) == [None]
 
 
 def test_tickets_wrap_around(make: MakeDirectory) -> None:

@@ -61,6 +61,7 @@ class DirectoryMachine(RuleBasedStateMachine):
         self.bytes: dict[tuple[int, int], bytes] = {}
         self.leases: dict[int, dict[int, str]] = {}
         self.quarantined: set[str] = set()
+        self.gone: set[str] = set()
         self.old_tickets: list[tuple[int, int, int]] = []
 
     # What the model knows.
@@ -107,6 +108,9 @@ class DirectoryMachine(RuleBasedStateMachine):
         start, hashes, parent = run
         before = [self.found(block) for block in hashes]
         reserved = self.directory.reserve(part, parent, start, hashes, holder)
+        if holder in self.gone:
+            assert reserved == [None] * len(hashes)
+            return
         for block, known, room in zip(hashes, before, reserved, strict=True):
             if room is None:  # what was known may have been evicted for its successors since
                 joinable = known and not (
@@ -173,6 +177,9 @@ class DirectoryMachine(RuleBasedStateMachine):
         pinned = self.directory.counters().pinned
         found = self.directory.match(hashes, readers=dict(enumerate(owners)), max_pinned_slots=limit)
         assert (found.lease_id == 0) == (not found.slots)
+        if not self.gone.isdisjoint(owners):
+            assert not found.slots
+            return
         for block, slot in zip(hashes, found.slots, strict=False):
             model = self.slots[slot]
             assert model.hash == block and model.resident and not model.forgotten
@@ -205,6 +212,7 @@ class DirectoryMachine(RuleBasedStateMachine):
     def process_exits(self, holder: str) -> None:
         self.directory.holder_gone(holder)
         self.quarantined.discard(holder)
+        self.gone.add(holder)
         for model, part in self.writing():
             if model.writers[part] == holder:
                 self.give_up(model, part)
@@ -224,6 +232,7 @@ class DirectoryMachine(RuleBasedStateMachine):
     def connects_again(self, holder: str) -> None:
         self.directory.holder_back(holder)
         self.quarantined.discard(holder)
+        self.gone.discard(holder)
 
     def held_by(self, model: Model, holder: str) -> bool:
         return holder in model.writers.values() or any(holder in self.leases[lease].values() for lease in model.leases)
