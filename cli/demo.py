@@ -55,7 +55,8 @@ def _tables(result: DemoResult) -> list[object]:
     from .text import size, table
 
     runs = (
-        ("computed, saved", result.cold),
+        ("without s3kv", result.cold),
+        ("computed once, saved", result.saving),
         ("restarted, loaded", result.warm),
         ("sharing only prefixes", result.prefix_only),
     )

@@ -103,6 +103,7 @@ class Namespace:
         self._max_pinned = max(1, int(slots * settings.load.max_pinned_fraction))
         self._touched: OrderedDict[bytes, None] = OrderedDict()
         self._packer_wake = asyncio.Event()
+        self._first_opening: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tasks = [asyncio.create_task(self._keep_catalog()), asyncio.create_task(self._seal_when_due())]
 
     def _punch(self, slot: int) -> bool:
@@ -121,6 +122,7 @@ class Namespace:
             return Matched(identity, 0, b"", 0, 0.0, trouble)
         started = self._r.clock()
         readers = engine.readers()
+        await self._wait_for_catalog(min(wait_cap_s, wait_s_per_block * len(hashes)))
         found = self._pin(hashes, readers)
         coming = self.fetcher.start(hashes[len(found.slots) :]) if len(found.slots) < len(hashes) else 0
         if coming and park:
@@ -141,6 +143,12 @@ class Namespace:
 
     def _pin(self, hashes: Sequence[bytes], readers: dict[Hashable, Hashable]) -> Any:
         return self.directory.match(hashes, readers=readers, max_pinned_slots=self._max_pinned)
+
+    async def _wait_for_catalog(self, budget_s: float) -> None:
+        """Just after a start nobody knows yet what storage has: the first opening is worth the budget, no later one."""
+        if self._first_opening.done() or budget_s <= 0:
+            return
+        await asyncio.wait([self._first_opening], timeout=budget_s)
 
     async def _wait_for(self, blocks: Sequence[bytes], budget_s: float) -> None:
         """Until the last of these blocks that is on its way has arrived or failed, or the budget is spent."""
@@ -262,7 +270,9 @@ class Namespace:
         while not self.catalog_open.is_set():
             if await self._try("catalog_open", self.catalog.open):
                 self.catalog_open.set()
-            else:
+            if not self._first_opening.done():
+                self._first_opening.set_result(None)
+            if not self.catalog_open.is_set():
                 await asyncio.sleep(min(_OPEN_RETRY_S, interval))
         while True:
             await asyncio.sleep(self._r.rng.uniform(0.8, 1.2) * interval)

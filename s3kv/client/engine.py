@@ -202,6 +202,19 @@ class _Client:
         except AgentUnavailable as error:
             self.stats.trouble("agent_unavailable", error)
 
+    def promised(self, lease: int, epoch: int) -> LeaseState:
+        """Policy park: how far the fetches of a lease are. A lost agent is a failure: its blocks will not come."""
+        if (usable := self._usable()) is None:
+            return LeaseState(failed=self.epoch != epoch)
+        connection, ns = usable
+        if connection.epoch != epoch:
+            return LeaseState(failed=True)
+        try:
+            reply = self._call(connection, Promised(connection.next_id(), ns, lease), PromiseState)
+            return LeaseState(reply.ready, reply.failed, self._slots_of(connection, reply.slots).tolist())
+        except AgentUnavailable:
+            return LeaseState(failed=connection.closed)
+
     def _slots_of(self, connection: Connection, data: bytes) -> array[int]:
         try:
             return unpack_u32(data)
@@ -259,17 +272,6 @@ class LeaderClient(_Client):
         self.stats.count("matched_blocks", len(slots))
         return Offer(reply.lease, connection.epoch, slots, reply.pending)
 
-    def promised(self, lease: int) -> LeaseState:
-        """Policy park: how far the fetches of a lease are. A lost agent is a failure: its blocks will not come."""
-        if (usable := self._usable()) is None:
-            return LeaseState(failed=True)
-        connection, ns = usable
-        try:
-            reply = self._call(connection, Promised(connection.next_id(), ns, lease), PromiseState)
-            return LeaseState(reply.ready, reply.failed, self._slots_of(connection, reply.slots).tolist())
-        except AgentUnavailable:
-            return LeaseState(failed=connection.closed)
-
     def release(self, lease: int, epoch: int) -> None:
         """Give the whole lease back: no worker was told of it, or none will read it."""
         if lease:
@@ -306,10 +308,13 @@ class WorkerClient(_Client):
         engine_id: str,
         pinned: bool = False,
         clock: Callable[[], float] = time.monotonic,
-        on_arena: Callable[[Arena], None] = lambda arena: None,
+        on_arena: Callable[[Arena, bool], None] = lambda arena, may_pin: None,
         on_arena_gone: Callable[[Arena], None] = lambda arena: None,
     ) -> None:
-        """`on_arena` is called for arenas that may be registered with CUDA, `on_arena_gone` before any is unmapped."""
+        """`on_arena(arena, may_pin)` is called for each arena mapped, `on_arena_gone` before it is unmapped.
+
+        pinned: ask for memory that may be registered with CUDA whole. `may_pin` says whether the node's budget has it.
+        """
         super().__init__(settings, namespace, role="worker", rank=rank, ranks=ranks, engine_id=engine_id, clock=clock)
         self.read_parts, self.write_parts = parts_of_rank(namespace, rank)
         self._pinned = pinned
@@ -401,9 +406,8 @@ class WorkerClient(_Client):
             }
         finally:
             close_all(fds)
-        if attached.may_pin:
-            for arena in arenas.values():
-                self._on_arena(arena)
+        for arena in arenas.values():
+            self._on_arena(arena, attached.may_pin)
         self._arenas = {**self._arenas, epoch: arenas}
 
     def _unmap(self, epoch: int) -> None:

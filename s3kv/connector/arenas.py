@@ -30,12 +30,15 @@ class Arenas:
         self.refusal: ConfigError | None = None
         """Why tier.pin: require could not be kept; raised at start-up."""
 
-    def add(self, arena: ArenaLike) -> None:
-        """An arena is mapped. Its memory stays mapped while the strip made here is in use."""
+    def add(self, arena: ArenaLike, may_pin: bool = True) -> None:
+        """An arena is mapped. Its memory stays mapped while the strip made here is in use.
+
+        may_pin: the agent has granted its memory whole, so it may be registered with CUDA.
+        """
         flat = torch.frombuffer(arena.buffer, dtype=torch.uint8, count=arena.slots * arena.slot_bytes)
         strip = Strip.of(flat.view(arena.slots, arena.slot_bytes))
         if self._pin != "never":
-            self._register(strip)
+            self._register(strip, may_pin)
         with self._lock:
             self._strips[id(arena)] = strip
 
@@ -51,8 +54,10 @@ class Arenas:
         """Raises KeyError for an arena that is not mapped."""
         return self._strips[id(arena)]
 
-    def _register(self, strip: Strip) -> None:
-        reason = self._device.pin(strip.base, strip.stride * strip.rows)
+    def _register(self, strip: Strip, may_pin: bool) -> None:
+        reason: str | None = "the agent has no memory to pin (tier.capacity_bytes, tier.namespaces)"
+        if may_pin:
+            reason = self._device.pin(strip.base, strip.stride * strip.rows)
         if reason is None:
             self._pinned.add(strip.base)
         elif self._pin == "require":

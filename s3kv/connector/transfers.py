@@ -39,7 +39,8 @@ class Transfers:
     ) -> None:
         """Raises ConfigError when tier.pin is require and an arena cannot be registered; nothing is left then."""
         self._device = device
-        self._arenas = Arenas(device, settings.tier.pin)
+        pin = settings.tier.pin if cache.device.type == "cuda" else "never"
+        self._arenas = Arenas(device, pin)
         self._troubles = troubles
         self.client: Worker = client_factory(
             settings,
@@ -47,7 +48,7 @@ class Transfers:
             rank=placement.rank,
             ranks=placement.ranks,
             engine_id=engine_id,
-            pinned=settings.tier.pin != "never" and cache.device.type == "cuda",
+            pinned=pin != "never",
             on_arena=self._arenas.add,
             on_arena_gone=self._arenas.remove,
         )

@@ -61,11 +61,12 @@ class Run:
 
 @dataclass(frozen=True)
 class DemoResult:
-    """`cold` and `warm` are of the repeated prompts, `prefix_only` of those that share only prefixes with them."""
+    """`cold` (without s3kv), `saving` and `warm` are of the repeated prompts, `prefix_only` of the others."""
 
     tokens_identical: bool
     differing: tuple[str, ...]
     cold: Run
+    saving: Run
     warm: Run
     prefix_only: Run
     stored_tokens: int
@@ -95,6 +96,7 @@ class DemoResult:
             "compression": self.compression,
             "ttft_cold_s": self.cold.ttft_s,
             "ttft_warm_s": self.warm.ttft_s,
+            "saving": asdict(self.saving),
             "prefix_only": asdict(self.prefix_only),
             "store": self.store,
         }
@@ -143,17 +145,18 @@ class Demo:
         self._progress("computing every prompt without s3kv, for comparison")
         reference = self._engine(self._prompts, None)
         self._progress("computing the prompts, saving their KV")
-        cold, status = self._life(repeated, "a")
+        saving, status = self._life(repeated, "a")
         self._progress("both processes are gone; a new agent and a new engine load what the store holds")
         warm, _ = self._life(self._prompts, "b")
-        return self._result(reference, cold, warm, status)
+        return self._result(reference, saving, warm, status)
 
     def _own_settings(self, settings: Settings, life: str) -> Settings:
         home = self._folder / life
         home.mkdir(exist_ok=True)
         agent = settings.agent.model_copy(update={"socket": home / "agent.sock"})
         catalog = settings.catalog.model_copy(update={"index_dir": home / "index"})
-        identity = settings.identity.model_copy(update={"extra": {**settings.identity.extra, "demo": self._marker}})
+        extra = {**settings.identity.extra, "demo": self._marker}
+        identity = settings.identity.model_copy(update={"fingerprint": "simulated model, seed 0", "extra": extra})
         # A demonstration waits for the catalog and the store rather than show a miss of its first prompt.
         load = settings.load.model_copy(update={"wait_ms_per_1k_tokens": 5000.0, "wait_cap_ms": 20_000.0})
         return settings.model_copy(update={"agent": agent, "catalog": catalog, "identity": identity, "load": load})
@@ -215,7 +218,7 @@ class Demo:
     def _result(
         self,
         reference: list[dict[str, Any]],
-        cold: list[dict[str, Any]],
+        saving: list[dict[str, Any]],
         warm: list[dict[str, Any]],
         status: dict[str, Any],
     ) -> DemoResult:
@@ -223,7 +226,7 @@ class Demo:
         wanted = [each["tokens"] for each in reference]
         repeats = [index for index, prompt in enumerate(self._prompts) if prompt.repeated]
         differing = [
-            f"{names[i]} (first run)" for i, each in zip(repeats, cold, strict=True) if each["tokens"] != wanted[i]
+            f"{names[i]} (first run)" for i, each in zip(repeats, saving, strict=True) if each["tokens"] != wanted[i]
         ]
         differing += [f"{names[i]} (second run)" for i, each in enumerate(warm) if each["tokens"] != wanted[i]]
         totals = status["totals"]
@@ -232,7 +235,8 @@ class Demo:
         return DemoResult(
             tokens_identical=not differing,
             differing=tuple(differing),
-            cold=_run(cold),
+            cold=_run([reference[i] for i in repeats]),
+            saving=_run(saving),
             warm=_run([warm[i] for i in repeats]),
             prefix_only=_run([each for i, each in enumerate(warm) if not self._prompts[i].repeated]),
             stored_tokens=sum(loadable),
