@@ -164,7 +164,8 @@ def verify(
         "unreadable": [{"chunk": v.chunk_id.hex(), "detail": v.detail} for v in summary.unreadable],
         "repaired": len(summary.bad) if repair else 0,
     }
-    told = f"{summary.checked:,} chunks read, {size(summary.bytes)}: {len(summary.bad)} bad, {len(summary.unreadable)} unreadable"
+    counts = f"{len(summary.bad)} bad, {len(summary.unreadable)} unreadable"
+    told = f"{summary.checked:,} chunks read, {size(summary.bytes)}: {counts}"
     shown: list[Any] = [table(None, ("", "chunk", "finding"), bad)] if bad else []
     if summary.bad:
         shown.append(

@@ -15,21 +15,30 @@ SHOW_AFTER_S = 1.0
 class Meter:
     """Counts work done. `advance` and `note` are cheap and may be called from any thread of the event loop."""
 
-    def __init__(self, start: Callable[[], Any], total: int | None, clock: Callable[[], float]) -> None:
+    def __init__(self, start: Callable[[str], Any], title: str, total: int | None, clock: Callable[[], float]) -> None:
         self._start = start
         self._clock = clock
         self._began = clock()
         self._bar: Any = None
         self._task: Any = None
+        self.title = title
         self.total = total
         self.done = 0
 
     def advance(self, count: int = 1) -> None:
         self.done += count
         if self._bar is None and self._clock() - self._began >= SHOW_AFTER_S:
-            self._bar, self._task = self._start()
+            self._bar, self._task = self._start(self.title)
         if self._bar is not None:
             self._bar.update(self._task, completed=self.done, total=self.total)
+
+    def phase(self, title: str, total: int | None, count: int = 1) -> None:
+        """As `advance`, within the phase `title` of the work; a new phase begins at zero."""
+        if title != self.title:
+            self.title, self.total, self.done = title, total, 0
+            if self._bar is not None:
+                self._bar.update(self._task, description=title)
+        self.advance(count)
 
     def stop(self) -> None:
         if self._bar is not None:
@@ -49,10 +58,10 @@ def running_meter(
     """A meter that shows itself after SHOW_AFTER_S, when the console is a terminal."""
     shown = visible and console.is_terminal
 
-    def start() -> Any:
-        return _bar(console, title, total, size=size) if shown else (None, None)
+    def start(current: str) -> Any:
+        return _bar(console, current, total, size=size) if shown else (None, None)
 
-    meter = Meter(start, total, clock)
+    meter = Meter(start, title, total, clock)
     try:
         yield meter
     finally:

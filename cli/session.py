@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -90,7 +91,8 @@ class Session:
             raise typer.Exit(FINDING)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run(work)
+        """Runs to the end. SIGTERM cancels the work, which may then tidy up, and ends the command like Ctrl-C does."""
+        return asyncio.run(_until_terminated(work))
 
     @contextmanager
     def meter(self, title: str, total: int | None = None, *, size: bool = False) -> Iterator[Meter]:
@@ -99,6 +101,29 @@ class Session:
 
         with running_meter(self.err, title, total, size=size, visible=not self.json) as meter:
             yield meter
+
+
+async def _until_terminated(work: Coroutine[Any, Any, T]) -> T:
+    terminated = False
+    task = asyncio.ensure_future(work)
+
+    def stop() -> None:
+        nonlocal terminated
+        terminated = True
+        task.cancel()
+
+    loop = asyncio.get_running_loop()
+    with suppress(RuntimeError, ValueError):  # not in the main thread: then nobody can send it a signal either
+        loop.add_signal_handler(signal.SIGTERM, stop)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if terminated:
+            raise KeyboardInterrupt from None
+        raise
+    finally:
+        with suppress(RuntimeError, ValueError):
+            loop.remove_signal_handler(signal.SIGTERM)
 
 
 def _console(*, stderr: bool) -> Console:
