@@ -62,7 +62,3 @@ class Engines:
 
     def __len__(self) -> int:
         return len(self._by_name)
-
-    @property
-    def attached_workers(self) -> int:
-        return sum(len(holders) for engine in self._by_name.values() for holders in engine.members.values())

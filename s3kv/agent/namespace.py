@@ -236,6 +236,7 @@ class Namespace:
 
     def finish(self, tip: bytes) -> None:
         self.packer.finish(tip, self._r.clock())
+        self.directory.touch_chain(tip)  # blocks commit head first; the head of a chain must not be evicted first
         self._packer_wake.set()
 
     def _pack(self, block: bytes) -> None:

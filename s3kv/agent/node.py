@@ -70,7 +70,7 @@ class Node:
             )
         except ValueError as error:
             raise Refusal(str(error)) from error
-        may_pin = namespace.directory.attached(pinned_memory=message.pinned) and message.pinned
+        may_pin = namespace.directory.attached(pinned_memory=message.pinned, holder=client.holder) and message.pinned
         ns = len(client.seats) + 1
         client.seats[ns] = Seat(ns, namespace, engine, message.rank, leader, message.write)
         parts = sorted({*message.read, *message.write})
@@ -118,8 +118,6 @@ class Node:
         for namespace in self.namespaces.values():
             namespace.directory.holder_gone(holder)
             namespace.promises.holder_gone(holder)
-            if not namespace.engines.attached_workers:
-                namespace.directory.detached()
 
     # ---- all namespaces
 
@@ -129,7 +127,7 @@ class Node:
         return sum(chunks for chunks, _ in results), sum(blocks for _, blocks in results)
 
     def forget(self, name: str) -> int:
-        """Drop every block that nobody uses or uploads; returns how many went from the map."""
+        """Drop every resident block from the map; returns how many. Reads and uploads under way end from their holds."""
         chosen = [self.named(name)] if name else list(self.namespaces.values())
         return sum(each.directory.drop(list(each.directory.resident())) for each in chosen)
 

@@ -30,6 +30,7 @@ from s3kv.settings import Settings
 from s3kv.store.base import Store
 from s3kv.store.opening import open_store
 from s3kv.tier.budget import NodeBudget
+from s3kv.tier.memory import check_available
 
 logger = logging.getLogger("s3kv.agent")
 
@@ -113,6 +114,8 @@ class Agent:
 
     async def run(self, on_ready: Callable[[], None] = lambda: None) -> tuple[int, int]:
         """Serve until stopped; returns (chunks flushed at the end, blocks that were not). Raises ConfigError."""
+        if not self.settings.tier.hugepages:
+            check_available(self.settings.tier.capacity_bytes)
         with listening(self.settings.agent.socket) as listener:
             resources = self._resources()
             node = self.node = Node(resources, epoch=secrets.randbits(63) | 1)

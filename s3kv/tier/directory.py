@@ -256,7 +256,7 @@ class Directory:
         """The process HAS exited, so nothing of it copies any more: ends all its shares and reservations.
 
         Nor is it given anything from now on, should requests that it had sent turn up late; `holder_back` ends that
-        when a new process has the same name. With the last attached process the arenas are `detached`.
+        when a new process has the same name. With the last attached process the arenas are idle.
         """
         holding = self._book.holders.get(holder, Holding())
         for block, position in list(holding.writes):
@@ -266,7 +266,7 @@ class Directory:
         was_attached = holder in self._book.attached
         self._book.bury(holder)
         if was_attached:
-            self.detached()
+            self._detached()
 
     # Fetching.
 
@@ -381,18 +381,17 @@ class Directory:
 
     # The node's budget.
 
-    def attached(self, *, pinned_memory: bool, holder: Holder | None = None) -> bool:
+    def attached(self, *, pinned_memory: bool, holder: Holder) -> bool:
         """A process is about to map the arenas; `pinned_memory`: it wants to register them with CUDA.
 
         False: they do not fit into the node's budget as pinned memory; the engine may only map them. `holder` stays
         attached, also while quarantined, until it is gone.
         """
         self._table.idle = False
-        if holder is not None:
-            self._book.attached.add(holder)
+        self._book.attached.add(holder)
         return not pinned_memory or self._table.pin_memory()
 
-    def detached(self) -> None:
+    def _detached(self) -> None:
         """Blocks stay until others need the room. Does nothing while a holder that attached has not exited.
 
         Memory must not be returned to the machine while a process has it registered: the device would go on using the

@@ -105,7 +105,7 @@ def test_an_idle_namespace_pays_first() -> None:
     idle, busy = Namespace(budget, 12), Namespace(budget, 12)
     idle.save(4)
     busy.save(8)
-    idle.directory.detached()
+    idle.directory._detached()
     busy.save(4)
     assert (idle.blocks, busy.blocks) == (0, 12)
 
@@ -153,15 +153,15 @@ def test_an_upgrade_takes_over_the_memory_of_the_old_model() -> None:
     budget = NodeBudget(10 * PAGE)
     old = Namespace(budget, 10, pinned=True)
     old.save(10)
-    old.directory.detached()
+    old.directory._detached()
     new = Namespace(budget, 10, pinned=True)
     assert new.directory.counters().slots == 10
     assert old.blocks == 0
-    assert not old.directory.attached(pinned_memory=True), "no room to register it again"
-    new.directory.detached()
+    assert not old.directory.attached(pinned_memory=True, holder="engine"), "no room to register it again"
+    new.directory._detached()
     new.directory.close()
     new.directory.close()
-    assert old.directory.attached(pinned_memory=True)
+    assert old.directory.attached(pinned_memory=True, holder="engine")
     assert budget.charged_bytes == 10 * PAGE
     old.directory.check()
 
@@ -182,7 +182,7 @@ def test_registered_memory_is_not_returned_while_a_process_lives() -> None:
         assert pinned.directory.attached(pinned_memory=True, holder=rank)
     pinned.directory.holder_gone("rank0")
     pinned.directory.quarantine_holder("rank1")
-    pinned.directory.detached()
+    pinned.directory._detached()
     other.save(10)
     assert (pinned.blocks, other.blocks, pinned.punched) == (8, 2, [])
     pinned.directory.holder_gone("rank1")
@@ -217,6 +217,6 @@ def test_the_budget_holds_whatever_happens(steps: list[tuple[int, str]], sizes: 
             case "attach":
                 namespace.directory.attached(pinned_memory=sizes[which] == 3, holder="engine")
             case "detach":
-                namespace.directory.detached()
+                namespace.directory._detached()
         for each in namespaces:
             each.directory.check()
