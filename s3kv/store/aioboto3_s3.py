@@ -251,6 +251,7 @@ class Aioboto3S3:
         async with self._opening:
             if self._client is None:
                 self._client = await self._ask("connect", "", self._exit.enter_async_context(self._new_client()))
+                self._client.meta.events.register_last("before-parameter-build.s3", _never_redirect)
             return self._client
 
     def _new_client(self) -> Any:
@@ -276,7 +277,7 @@ class Aioboto3S3:
             return await request
         except S3kvError:
             raise
-        except (boto.BotoCoreError, boto.ClientError, aiohttp.ClientError, OSError, TimeoutError) as error:
+        except Exception as error:  # also KeyErrors and the like: botocore trips over answers that make no sense
             raise self._translate(f"{verb} {key}".strip(), error) from error
 
     def _translate(self, subject: str, error: Exception) -> S3kvError:
@@ -294,8 +295,11 @@ class Aioboto3S3:
             )
         if isinstance(error, boto.ProfileNotFound | boto.ParamValidationError):
             return StoreMisconfigured(f"botocore refuses {named('profile')}, {named('url')} or {named('endpoint')}")
-        trouble = _trouble(error)
-        return from_trouble(target, subject, trouble) if trouble else from_text(target, subject, str(error))
+        if trouble := _trouble(error):
+            return from_trouble(target, subject, trouble)
+        if isinstance(error, boto.BotoCoreError | aiohttp.ClientError | OSError):
+            return from_text(target, subject, f"{error} {getattr(error, 'kwargs', {}).get('error', '')}")
+        return Transient(f"{subject}: the answer of {target.where} makes no sense ({type(error).__name__})")
 
 
 _STATUS_OF_CODE = {"AccessDenied": 403, "NoSuchKey": 404, "InternalError": 500, "SlowDown": 503}
@@ -307,6 +311,12 @@ def _trouble(error: Exception) -> Trouble | None:
     if isinstance(error, boto.ConnectionClosedError | aiohttp.ClientPayloadError | boto.ResponseStreamingError):
         return "interrupted"
     return None
+
+
+def _never_redirect(context: dict[str, Any], **_: Any) -> None:
+    """Botocore follows a bucket to another region, which hides a wrong `store.region`, and without end where an answer
+    lacks the region's name: let the redirect be an error."""
+    context.setdefault("s3_redirect", {})["redirected"] = True
 
 
 def _client_config(settings: StoreSettings, config: S3Config) -> AioConfig:

@@ -204,8 +204,12 @@ class ObstoreS3:
             return await request
         except StopAsyncIteration:
             raise
-        except (BaseError, OSError, ValueError, NotImplementedError) as error:
+        except Exception as error:
             raise self._translate(f"{verb} {key}", error) from error
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # cancellation and the like
+                raise
+            raise Transient(f"{verb} {key}: the S3 client failed inside") from error
 
     def _translate(self, subject: str, error: Exception) -> S3kvError:
         text = str(error)
