@@ -169,7 +169,7 @@ def usage(
     namespace: Namespace = None,
     listing: Annotated[bool, typer.Option(help="Also list the bucket, so that nothing is missed.")] = True,
 ) -> None:
-    """Bytes, objects, chunks and blocks by namespace; age and last use; growth; monthly cost by the price.* settings."""
+    """Bytes, objects, chunks and blocks by namespace; age and last use; growth; monthly cost by price.* settings."""
     from s3kv.gc.usage import cost
 
     usages = session.run(_usage(session, namespace, listing))
