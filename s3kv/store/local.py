@@ -77,7 +77,7 @@ class LocalStore:
         self._numbers = itertools.count()
         try:
             _refuse_foreign_folder(root)
-            self._staging.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make_folder(self._staging)
             self._remove_old_staging()
         except OSError as error:
             raise StoreMisconfigured(
@@ -254,11 +254,23 @@ class LocalStore:
                     path.unlink()
 
 
+def _make_folder(folder: Path) -> None:
+    """With every missing parent, all private: `mkdir(parents=True)` would leave the parents to the umask."""
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from None
+    except FileNotFoundError:
+        _make_folder(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+
+
 def _publish(publish: Callable[[Path, Path], None], staged: Path, path: Path, root: Path) -> None:
     """Give the staged file its name. A delete may take an empty folder away between mkdir and rename: try again."""
     for last in (False, False, False, True):
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
+            _make_folder(path.parent)
             return publish(staged, path)
         except FileNotFoundError:
             if last or not root.exists():
@@ -306,7 +318,10 @@ def _read_whole(path: Path, key: str, max_bytes: int) -> tuple[bytes, str]:
 
 def _open(path: Path) -> int:
     """Never follows a link out of the folder, never waits for a pipe's other end, never opens a folder."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except NotADirectoryError as error:  # a part of the key is an object
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
