@@ -21,29 +21,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import fcntl
 import itertools
 import os
 import secrets
-import stat
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from s3kv.errors import (
-    AlreadyExists,
-    CorruptData,
-    NotFound,
-    PermissionDenied,
-    PreconditionFailed,
-    StoreError,
-    StoreMisconfigured,
-    Transient,
-)
+from s3kv.errors import AlreadyExists, PreconditionFailed, StoreError, StoreMisconfigured, Transient
 from s3kv.store.base import LIST_PAGE_KEYS, Body, Capabilities, DeleteError, Failures, Names, ObjectMeta, Page
 from s3kv.store.buffers import body_parts, body_size, check_out, check_ranges, in_thread
+from s3kv.store.files import (
+    etag_of,
+    head,
+    make_folder,
+    meta_or_none,
+    publish,
+    read_ranges,
+    read_whole,
+    refuse_foreign_folder,
+    sync_folder,
+    translated,
+    write_all,
+)
 from s3kv.store.keys import check_key, check_prefix, check_start_after, why_bad_key
 
 FSYNC_MAX_BYTES = 256 << 10
@@ -51,7 +53,6 @@ FSYNC_MAX_BYTES = 256 << 10
 STAGING_MAX_AGE_S = 24 * 3600.0
 """Files in staging older than this were left by a crash and are removed when the folder is opened."""
 _PRIVATE = ".s3kv"
-_IOV_MAX = 1024
 _THREADS = 16
 _LOCK_TRIES = 400
 _LOCK_PAUSE_S = 0.005
@@ -76,8 +77,8 @@ class LocalStore:
         self._lock_path = root / _PRIVATE / "lock"
         self._numbers = itertools.count()
         try:
-            _refuse_foreign_folder(root)
-            _make_folder(self._staging)
+            refuse_foreign_folder(root)
+            make_folder(self._staging)
             self._remove_old_staging()
         except OSError as error:
             raise StoreMisconfigured(
@@ -98,13 +99,13 @@ class LocalStore:
         flat = check_ranges(ranges, outs)
         path = self._path(key)
         if any(out.nbytes for out in flat):
-            await in_thread(self._executor, _read_ranges, path, key, list(ranges), flat)
+            await in_thread(self._executor, read_ranges, path, key, list(ranges), flat)
 
     async def get(self, key: str, max_bytes: int) -> bytes:
         return (await self.get_with_etag(key, max_bytes))[0]
 
     async def get_with_etag(self, key: str, max_bytes: int) -> tuple[bytes, str]:
-        return await in_thread(self._executor, _read_whole, self._path(key), key, max_bytes)
+        return await in_thread(self._executor, read_whole, self._path(key), key, max_bytes)
 
     async def put(self, key: str, body: Body) -> str:
         return await in_thread(self._executor, self._write, key, body_parts(body), os.replace)
@@ -122,7 +123,7 @@ class LocalStore:
         raise Transient(f"another process holds {self._lock_path}")
 
     async def head(self, key: str) -> ObjectMeta:
-        return await in_thread(self._executor, _head, self._path(key), key)
+        return await in_thread(self._executor, head, self._path(key), key)
 
     async def list(self, prefix: str, start_after: str | None = None) -> AsyncIterator[Page]:
         entries = self._walk(check_prefix(prefix), check_start_after(start_after))
@@ -147,18 +148,18 @@ class LocalStore:
             raise ValueError(f"key {key!r} begins with {_PRIVATE}/, which is the store's own")
         return self._root / key
 
-    def _write(self, key: str, parts: Sequence[memoryview], publish: Callable[[Path, Path], None]) -> str:
+    def _write(self, key: str, parts: Sequence[memoryview], name: Callable[[Path, Path], None]) -> str:
         path = self._path(key)
         staged = self._staging / f"{os.getpid()}-{next(self._numbers)}-{secrets.token_hex(6)}"
-        with _translated(key):
+        with translated(key):
             try:
                 etag, synced = self._stage(staged, parts)
                 try:
-                    _publish(publish, staged, path, self._root)
+                    publish(name, staged, path, self._root)
                 except FileExistsError as error:
                     raise AlreadyExists(f"object {key} exists") from error
                 if synced:
-                    _sync_folder(path.parent)
+                    sync_folder(path.parent)
                 return etag
             finally:
                 with contextlib.suppress(FileNotFoundError):
@@ -167,26 +168,26 @@ class LocalStore:
     def _stage(self, staged: Path, parts: Sequence[memoryview]) -> tuple[str, bool]:
         descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            _write_all(descriptor, parts)
+            write_all(descriptor, parts)
             now = self._clock_ns()
             os.utime(descriptor, ns=(now, now))  # nanoseconds of our own: the kernel's are as coarse as its tick
             synced = body_size(parts) <= FSYNC_MAX_BYTES
             if synced:
                 os.fsync(descriptor)
-            return _etag(os.fstat(descriptor)), synced
+            return etag_of(os.fstat(descriptor)), synced
         finally:
             os.close(descriptor)
 
     def _write_if_match(self, key: str, parts: Sequence[memoryview], etag: str) -> str | None:
         """The new etag, or None while another process holds the lock."""
         path = self._path(key)
-        with _translated(key), self._lock_path.open("ab") as lock:
+        with translated(key), self._lock_path.open("ab") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return None
             try:
-                held = _etag(path.stat())
+                held = etag_of(path.stat())
             except (FileNotFoundError, NotADirectoryError):
                 held = None
             if held != etag:
@@ -203,11 +204,11 @@ class LocalStore:
             if name.endswith("/"):
                 if key > start_after or start_after.startswith(key):
                     yield from self._walk(key, start_after)
-            elif key > start_after and (meta := _meta_or_none(self._root / key, key)):
+            elif key > start_after and (meta := meta_or_none(self._root / key, key)):
                 yield meta
 
     def _scan(self, prefix: str) -> Sequence[os.DirEntry[str]]:
-        with _translated(prefix):
+        with translated(prefix):
             try:
                 with os.scandir(self._root / prefix) as entries:
                     return [
@@ -233,7 +234,7 @@ class LocalStore:
         failures: Failures = []
         for key, path in paths:
             try:
-                with _translated(key), contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                with translated(key), contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
                     path.unlink()
                     self._remove_empty_folders(path.parent)
             except StoreError as error:
@@ -254,140 +255,5 @@ class LocalStore:
                     path.unlink()
 
 
-def _make_folder(folder: Path) -> None:
-    """With every missing parent, all private: `mkdir(parents=True)` would leave the parents to the umask."""
-    try:
-        folder.mkdir(mode=0o700)
-    except FileExistsError:
-        if not folder.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from None
-    except FileNotFoundError:
-        _make_folder(folder.parent)
-        folder.mkdir(mode=0o700, exist_ok=True)
-
-
-def _publish(publish: Callable[[Path, Path], None], staged: Path, path: Path, root: Path) -> None:
-    """Give the staged file its name. A delete may take an empty folder away between mkdir and rename: try again."""
-    for last in (False, False, False, True):
-        try:
-            _make_folder(path.parent)
-            return publish(staged, path)
-        except FileNotFoundError:
-            if last or not root.exists():
-                raise
-    raise AssertionError
-
-
-def _write_all(descriptor: int, parts: Sequence[memoryview]) -> None:
-    pending = list(parts)
-    while pending:
-        written = os.writev(descriptor, pending[:_IOV_MAX])
-        while pending and written >= pending[0].nbytes:
-            written -= pending.pop(0).nbytes
-        if written:
-            pending[0] = pending[0][written:]
-
-
-def _read_ranges(path: Path, key: str, ranges: Sequence[tuple[int, int]], outs: Sequence[memoryview]) -> None:
-    with _translated(key):
-        descriptor = _open(path)
-        try:
-            for (offset, length), out in zip(ranges, outs, strict=True):
-                if _read_fully(descriptor, out, offset) < length:
-                    raise CorruptData(f"object {key} ends before {offset + length}")
-        finally:
-            os.close(descriptor)
-
-
-def _read_fully(descriptor: int, out: memoryview, offset: int) -> int:
-    done = 0
-    while done < out.nbytes and (got := os.preadv(descriptor, [out[done:]], offset + done)):
-        done += got
-    return done
-
-
-def _read_whole(path: Path, key: str, max_bytes: int) -> tuple[bytes, str]:
-    with _translated(key):
-        descriptor = _open(path)
-        with os.fdopen(descriptor, "rb", buffering=0) as file:
-            status = os.fstat(descriptor)
-            if status.st_size > max_bytes:
-                raise CorruptData(f"object {key} has {status.st_size} bytes, more than the {max_bytes} allowed")
-            return file.readall(), _etag(status)
-
-
-def _open(path: Path) -> int:
-    """Never follows a link out of the folder, never waits for a pipe's other end, never opens a folder."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except NotADirectoryError as error:  # a part of the key is an object
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-    return descriptor
-
-
-def _head(path: Path, key: str) -> ObjectMeta:
-    meta = _meta_or_none(path, key)
-    if meta is None:
-        raise NotFound(f"no object {key}")
-    return meta
-
-
-def _meta_or_none(path: Path, key: str) -> ObjectMeta | None:
-    with _translated(key):
-        try:
-            status = os.lstat(path)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        if not stat.S_ISREG(status.st_mode):
-            return None
-        return ObjectMeta(key, status.st_size, _etag(status), status.st_mtime_ns / 1e9)
-
-
-def _etag(status: os.stat_result) -> str:
-    return f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
-
-
 def _take(entries: Iterator[ObjectMeta], count: int) -> list[ObjectMeta]:
     return list(itertools.islice(entries, count))
-
-
-def _sync_folder(folder: Path) -> None:
-    with contextlib.suppress(FileNotFoundError):  # deleted again already: nothing to keep
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _refuse_foreign_folder(root: Path) -> None:
-    """In a folder where anybody may create names (/tmp), a folder that another user made first is a trap."""
-    for folder in (root, *root.parents):
-        if not folder.exists() or not folder.parent.exists():
-            continue
-        above, own = folder.parent.stat(), folder.stat()
-        open_to_all = above.st_mode & stat.S_IWOTH
-        if open_to_all and own.st_uid not in (0, os.geteuid()):
-            raise StoreMisconfigured(f"store.url (or S3KV_STORE__URL): folder {folder} belongs to another user")
-
-
-@contextlib.contextmanager
-def _translated(key: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise _translate(error, key) from error
-
-
-def _translate(error: OSError, key: str) -> StoreError:
-    reason = f"{key or 'the folder'}: {error.strerror}"
-    if error.errno in (errno.ENOENT, errno.EISDIR, errno.ELOOP, errno.ENXIO):
-        return NotFound(f"no object {key}")
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return PermissionDenied(f"store.url (or S3KV_STORE__URL): no permission for {reason}")
-    if error.errno in (errno.ENOTDIR, errno.ENAMETOOLONG):
-        return StoreError(f"{key} cannot be a file here: {error.strerror}")
-    return Transient(f"file store, {reason}")  # a full disk, too many open files, a network file system's trouble

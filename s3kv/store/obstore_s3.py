@@ -40,14 +40,12 @@ from s3kv.store.base import (
     ObjectMeta,
     Page,
 )
-from s3kv.store.buffers import body_parts, check_ranges, copy_into, for_each, in_thread, until_returned
+from s3kv.store.buffers import body_parts, check_ranges, copy_into, for_each, join, until_returned
 from s3kv.store.credentials import NoCredentials, provider
 from s3kv.store.failures import from_text, named
 from s3kv.store.keys import check_key, check_prefix, check_start_after, why_bad_key
 from s3kv.store.s3_config import USER_AGENT, S3Config
 from s3kv.store.spans import Span, plan_spans
-
-BIG_COPY_BYTES = 1 << 20
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -98,8 +96,7 @@ class ObstoreS3:
         data = await self._ask("get", key, answer.bytes_async())
         if len(data) != size:
             raise Transient(f"get {key}: {len(data)} bytes of {size} came")
-        whole = await in_thread(None, bytes, data) if size > BIG_COPY_BYTES else bytes(data)
-        return whole, answer.meta["e_tag"] or ""
+        return await join([memoryview(data)]), answer.meta["e_tag"] or ""
 
     async def put(self, key: str, body: Body) -> str:
         return await self._put(key, body, "overwrite")
