@@ -2,7 +2,7 @@
 
 The digest is blake2b, keyed by the namespace's digest. One running state is fed the scope, then block after block;
 a block's hash is the digest of the state at its end. That chains each block over everything before it and costs two
-calls a block (a fresh hash object a block costs three times as much; see benchmarks/bench_chain.py).
+calls a block (a fresh hash object a block costs three times as much). `python -m benchmarks chain` holds it against one blake2b over the same bytes).
 
 Input, in order, little-endian:
 
@@ -16,8 +16,12 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import filterfalse
+
+import numpy as np
+from numpy.typing import NDArray
 
 from s3kv.identity.framing import digest, frame, frames
 
@@ -32,6 +36,8 @@ _TOKEN_BYTES = 4
 _NATIVE_U32 = "I"
 if array(_NATIVE_U32).itemsize != _TOKEN_BYTES:  # pragma: no cover - no such platform is supported
     raise ImportError("s3kv needs a platform whose unsigned int has four bytes")
+Tokens = NDArray[np.uint32]
+_NO_TOKENS: Tokens = np.empty(0, np.uint32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +76,7 @@ class Chain:
     not fill a block wait for more. Not thread-safe.
     """
 
-    __slots__ = ("_media", "_pending", "_state", "hashes", "tokens_per_block")
+    __slots__ = ("_block", "_media", "_pending", "_state", "hashes", "tokens_per_block")
 
     def __init__(
         self,
@@ -86,43 +92,43 @@ class Chain:
         self.tokens_per_block = tokens_per_block
         self.hashes: list[BlockHash] = []
         self._media = tuple(media)
-        self._pending = bytearray()
+        self._pending = _NO_TOKENS
+        self._block = np.dtype((np.void, tokens_per_block * _TOKEN_BYTES))
         self._state = hashlib.blake2b(digest_size=HASH_BYTES, key=namespace_digest[:64], person=b"s3kv block")
         self._state.update((scope or Scope()).encode())
 
     @property
     def tokens(self) -> int:
         """Tokens given so far, also those that do not fill a block yet."""
-        return len(self.hashes) * self.tokens_per_block + len(self._pending) // _TOKEN_BYTES
+        return len(self.hashes) * self.tokens_per_block + self._pending.size
 
     def extend(self, tokens: Sequence[int]) -> int:
         """Append token ids; returns how many blocks they completed.
 
         Raises OverflowError or ValueError for an id that is no u32 token; nothing has been appended then.
         """
-        fresh = array(_NATIVE_U32, tokens)
-        encoded = fresh.tobytes()
-        if _MEDIA_MARK in encoded and max(fresh) > MAX_TOKEN_ID:
+        fresh = np.frombuffer(array(_NATIVE_U32, tokens), np.uint32)  # a quarter of what numpy takes to read a list
+        if fresh.size and fresh.max() > MAX_TOKEN_ID:
             raise ValueError("token id 4294967295 is reserved")
-        block_bytes = self.tokens_per_block * _TOKEN_BYTES
-        if self._pending:
-            self._pending += encoded
-            if len(self._pending) < block_bytes:
-                return 0
-            encoded = bytes(self._pending)
-        complete = len(encoded) // block_bytes
-        self._append(memoryview(encoded), complete, block_bytes)
-        self._pending = bytearray(encoded[complete * block_bytes :])
-        return complete
+        if self._pending.size:
+            fresh = np.concatenate([self._pending, fresh])
+        blocks, left = divmod(fresh.size, self.tokens_per_block)
+        self._append(fresh[: fresh.size - left])
+        self._pending = fresh[fresh.size - left :].copy()
+        return blocks
 
-    def _append(self, encoded: memoryview, blocks: int, block_bytes: int) -> None:
-        update, current, append = self._state.update, self._state.digest, self.hashes.append
-        first = len(self.hashes)
-        for start in range(0, blocks * block_bytes, block_bytes):
-            if self._media:
-                update(self._media_frame(first + start // block_bytes))
-            update(encoded[start : start + block_bytes])
-            append(current())
+    def _append(self, tokens: Tokens) -> None:
+        """`tokens` of whole blocks. A third faster than a plain loop: `update` answers None, so the filter lets every
+        piece through once it is hashed."""
+        update, current = self._state.update, self._state.digest
+        pieces: Iterable[bytes] = tokens.view(self._block).tolist()
+        if self._media:
+            pieces = self._with_media(pieces)
+        self.hashes.extend([current() for _ in filterfalse(update, pieces)])
+
+    def _with_media(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
+        for block, piece in enumerate(pieces, len(self.hashes)):
+            yield self._media_frame(block) + piece
 
     def _media_frame(self, block: int) -> bytes:
         begin, end = block * self.tokens_per_block, (block + 1) * self.tokens_per_block
