@@ -19,8 +19,8 @@ app = group("The settings in force, their sources, and a file to start from.")
 
 CONNECTOR = {
     "connector_module": "s3kv.connector",
-    "connector_scheduler_class": "S3kvScheduler",
-    "connector_worker_class": "S3kvWorker",
+    "connector_scheduler_class": "S3KVScheduler",
+    "connector_worker_class": "S3KVWorker",
 }
 
 
