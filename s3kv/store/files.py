@@ -12,6 +12,7 @@ from pathlib import Path
 from s3kv.errors import CorruptData, NotFound, PermissionDenied, StoreError, StoreMisconfigured, Transient
 from s3kv.store.base import ObjectMeta
 
+PUBLISH_TRIES = 50
 _IOV_MAX = 1024
 
 
@@ -20,7 +21,7 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o700)
     except FileExistsError:
-        if not folder.is_dir():
+        if not folder.is_dir() and folder.exists():  # else a delete has just taken it away: the caller tries again
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from None
     except FileNotFoundError:
         make_folder(folder.parent)
@@ -29,12 +30,12 @@ def make_folder(folder: Path) -> None:
 
 def publish(name: Callable[[Path, Path], None], staged: Path, path: Path, root: Path) -> None:
     """Give the staged file its name. A delete may take an empty folder away between mkdir and rename: try again."""
-    for last in (False, False, False, True):
+    for left in reversed(range(PUBLISH_TRIES)):
         try:
             make_folder(path.parent)
             return name(staged, path)
         except FileNotFoundError:
-            if last or not root.exists():
+            if not left or not root.exists():
                 raise
     raise AssertionError
 

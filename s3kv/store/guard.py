@@ -75,6 +75,9 @@ class Limits:
     breaker_failures: int
     breaker_reset_s: float
     max_calls: int
+    patience_s: float
+    """A call that its caller gives up after this long counts as a failure for the breaker: callers with deadlines
+    shorter than `deadline_s` would otherwise hide an outage of stalls from it."""
 
     @classmethod
     def from_settings(cls, settings: StoreSettings) -> Limits:
@@ -86,6 +89,7 @@ class Limits:
             breaker_failures=settings.breaker_failures,
             breaker_reset_s=settings.breaker_reset_s,
             max_calls=settings.max_connections,
+            patience_s=settings.connect_timeout_s,
         )
 
 
@@ -210,8 +214,9 @@ class GuardedStore(StoreWrapper):
             self._breaker.failed(ticket)
             raise
         except asyncio.CancelledError:
-            if self._clock() - began >= self._limits.deadline_s:
-                self._breaker.failed(ticket)  # it is the deadline that cancels
+            waited = self._clock() - began
+            if waited >= min(self._limits.patience_s, self._limits.deadline_s):
+                self._breaker.failed(ticket)
             else:
                 self._breaker.cancelled(ticket)
             raise

@@ -24,6 +24,7 @@ LIMITS = Limits(
     breaker_failures=3,
     breaker_reset_s=5.0,
     max_calls=8,
+    patience_s=5.0,
 )
 
 
@@ -125,7 +126,7 @@ def test_case_24_every_operation_has_a_deadline() -> None:
         for call in calls:
             assert await elapsed(call()) <= LIMITS.deadline_s
 
-    bench = run(scenario, Limits(10.0, 4, 0.1, 2.0, 1000, 5.0, 8))
+    bench = run(scenario, Limits(10.0, 4, 0.1, 2.0, 1000, 5.0, 8, 5.0))
     assert {outcome for _, outcome, _ in bench.seen.calls} == {"StoreTimeout"}
 
 
@@ -155,7 +156,7 @@ def test_no_try_begins_after_the_deadline() -> None:
         bench.plan.outage = True
         assert await elapsed(bench.store.put("k", b"x")) < 3.0
 
-    run(scenario, Limits(3.0, 1000, 1.0, 1.0, 3, 5.0, 8))
+    run(scenario, Limits(3.0, 1000, 1.0, 1.0, 3, 5.0, 8, 5.0))
 
 
 def test_answers_about_one_object_are_not_retried_and_not_counted() -> None:
@@ -226,6 +227,19 @@ def test_case_l3_fifty_seconds_of_stalls_then_recovery() -> None:
 
     bench = run(scenario)
     assert bench.seen.states[0] == "open" and bench.seen.states[-1] == "closed"
+
+
+def test_callers_that_give_up_early_do_not_hide_an_outage() -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.plan.rates = {Fault.STALL: 1.0}
+        for patience, state in ((1.0, "closed"), (6.0, "open")):
+            for _ in range(LIMITS.breaker_failures):
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(patience):
+                        await bench.store.get("k", 1)
+            assert bench.store.breaker_state == state
+
+    run(scenario)
 
 
 def test_half_open_lets_one_call_through() -> None:
@@ -305,7 +319,7 @@ def test_waiting_for_a_place_counts_against_the_deadline() -> None:
         times = await asyncio.gather(*(elapsed(bench.store.get("k", 1)) for _ in range(30)))
         assert max(times) <= LIMITS.deadline_s
 
-    run(scenario, Limits(10.0, 4, 0.1, 2.0, 1000, 5.0, 2))
+    run(scenario, Limits(10.0, 4, 0.1, 2.0, 1000, 5.0, 2, 5.0))
 
 
 async def outcome(call: Awaitable[Any]) -> str:

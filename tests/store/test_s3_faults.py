@@ -3,63 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import sys
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.faulty_proxy import SLOW_DOWN, Fault, FaultyProxy, Request, faulty_proxy, s3_error
-from support.servers import S3Place
-from support.tls import make_ca_and_server
+from support.faulty_proxy import SLOW_DOWN, Fault, Request, s3_error
+from support.opener import Opener
 
 from s3kv.errors import (
-    ConfigError,
     CorruptData,
     NotFound,
     PermissionDenied,
     StoreError,
-    StoreMisconfigured,
     Transient,
     Unsupported,
 )
-from s3kv.store import Store, describe_failure, open_store
+from s3kv.store import describe_failure
 from s3kv.store.testing import all_keys, pattern
 
 both = pytest.mark.parametrize("client", ["obstore", "aioboto3"])
-FAST = {"backoff_initial_s": 0.01, "backoff_max_s": 0.05, "request_timeout_s": 20.0}
-
-
-class Opener:
-    """Opens stores through the proxy and closes them at the end."""
-
-    def __init__(self, proxy: FaultyProxy, place: S3Place) -> None:
-        self.proxy, self.place = proxy, place
-        self._open: list[Store] = []
-
-    def __call__(self, **values: Any) -> Store:
-        changes = {"endpoint": self.proxy.endpoint, "conditional_put": "native", **FAST, **values}
-        self._open.append(open_store(self.place.settings(**changes)))
-        return self._open[-1]
-
-    async def close(self) -> None:
-        for store in self._open:
-            await store.close()
-
-
-@pytest.fixture
-def proxy(seaweedfs: str) -> Iterator[FaultyProxy]:
-    with faulty_proxy(seaweedfs) as running:
-        yield running
-
-
-@pytest.fixture
-async def opened(proxy: FaultyProxy, seaweedfs_place: S3Place) -> AsyncIterator[Opener]:
-    opener = Opener(proxy, seaweedfs_place)
-    yield opener
-    await opener.close()
 
 
 def strict_store(request: Request) -> Fault | None:
@@ -249,80 +213,6 @@ EXPRESS_SESSION = (
     b"<AccessKeyId>a</AccessKeyId><Expiration>2099-01-01T00:00:00Z</Expiration></Credentials></CreateSessionResult>"
 )
 
-MISCONFIGURATIONS = {
-    "wrong region": (
-        s3_error(400, "AuthorizationHeaderMalformed", "the region 'us-east-1' is wrong; expecting 'eu-west-1'"),
-        StoreMisconfigured,
-        "store.region",
-    ),
-    "redirected region": (
-        s3_error(301, "PermanentRedirect", "use another endpoint"),
-        StoreMisconfigured,
-        "store.region",
-    ),
-    "skewed clock": (s3_error(403, "RequestTimeTooSkewed"), StoreMisconfigured, "clock"),
-    "no such bucket": (s3_error(404, "NoSuchBucket"), StoreMisconfigured, "store.url"),
-    "unknown key": (s3_error(403, "InvalidAccessKeyId"), PermissionDenied, "store.access_key_id"),
-    "wrong secret": (s3_error(403, "SignatureDoesNotMatch"), PermissionDenied, "store.secret_access_key"),
-    "expired": (s3_error(400, "ExpiredToken"), PermissionDenied, "store.session_token"),
-    "denied": (s3_error(403, "AccessDenied"), PermissionDenied, "permission"),
-}
-
-
-@both
-@pytest.mark.parametrize("name", MISCONFIGURATIONS)
-async def test_case_45_one_line_that_names_the_setting(opened: Opener, client: str, name: str) -> None:
-    fault, kind, setting = MISCONFIGURATIONS[name]
-    store = opened(client=client)
-    opened.proxy.inject(fault, times=None)
-    for call in (store.put("k", b"x"), store.get("k", 1)):
-        opened.proxy.seen.clear()
-        with pytest.raises(kind) as caught:
-            await call
-        assert isinstance(caught.value, ConfigError)
-        assert_one_line(caught.value, opened.place, setting)
-        assert opened.proxy.count() <= 3, "no endless retry"
-
-
-@both
-async def test_case_45_wrong_ca_bundle(opened: Opener, client: str, tmp_path: Path, seaweedfs: str) -> None:
-    (tmp_path / "right").mkdir()
-    (tmp_path / "wrong").mkdir()
-    right, context = make_ca_and_server(tmp_path / "right")
-    wrong, _ = make_ca_and_server(tmp_path / "wrong")
-    with faulty_proxy(seaweedfs, context) as tls:
-        for ca_bundle in (None, wrong):
-            store = opened(client=client, endpoint=tls.endpoint, ca_bundle=ca_bundle)
-            with pytest.raises(StoreMisconfigured) as caught:
-                await store.put("k", b"x")
-            assert_one_line(caught.value, opened.place, "store.ca_bundle (or S3KV_STORE__CA_BUNDLE)")
-        store = opened(client=client, endpoint=tls.endpoint, ca_bundle=right)
-        await store.put("k", pattern(100_000))
-        assert await store.get("k", 100_000) == pattern(100_000)
-        assert tls.seen[-2].headers["x-amz-content-sha256"] == "UNSIGNED-PAYLOAD", "over TLS the payload is not signed"
-
-
-@both
-async def test_case_45_verification_is_given_up_loudly(
-    opened: Opener, client: str, tmp_path: Path, seaweedfs: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    _, context = make_ca_and_server(tmp_path)
-    with faulty_proxy(seaweedfs, context) as tls:
-        store = opened(client=client, endpoint=tls.endpoint, tls_verify=False)
-        assert "NOT verified" in caplog.text
-        await store.put("k", b"x")
-
-
-@both
-@pytest.mark.parametrize(
-    ("endpoint", "setting"), [("http://127.0.0.1:1", "store.endpoint"), ("http://nowhere.invalid:80", "store.endpoint")]
-)
-async def test_case_45_unreachable_endpoints(opened: Opener, client: str, endpoint: str, setting: str) -> None:
-    store = opened(client=client, endpoint=endpoint, retries=1)
-    with pytest.raises(Transient) as caught:
-        await store.put("k", b"x")
-    assert_one_line(caught.value, opened.place, setting)
-
 
 @both
 async def test_case_24_a_server_that_never_answers(opened: Opener, client: str) -> None:
@@ -396,23 +286,3 @@ async def test_a_missing_key_is_not_found_and_asked_for_once(opened: Opener, cli
     with pytest.raises(NotFound):
         await store.get_into("missing", memoryview(bytearray(1)))
     assert opened.proxy.count() == 1
-
-
-@both
-async def test_the_environment_does_not_leak_into_given_settings(
-    opened: Opener, client: str, clean_environment: pytest.MonkeyPatch
-) -> None:
-    clean_environment.setenv("AWS_SESSION_TOKEN", "left over")
-    clean_environment.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1")
-    clean_environment.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    store = opened(client=client)
-    await store.put("k", b"x")
-    assert "x-amz-security-token" not in opened.proxy.seen[0].headers
-
-
-def assert_one_line(error: BaseException, place: S3Place, setting: str) -> None:
-    line = describe_failure(error, place.settings())
-    assert setting in line
-    assert "\n" not in line and "Traceback" not in line and len(line) < 400
-    assert place.secret_key not in line
-    assert json.dumps(line)

@@ -108,7 +108,7 @@ LOSSY = {
 async def lossy_history(seed: int) -> None:
     """Every answer that comes is true; where none came, the key holds the old content or the new."""
     rng, memory = random.Random(seed), MemoryStore(page_keys=3)
-    limits = Limits(10.0, 2, 0.1, 1.0, 5, 2.0, 8)
+    limits = Limits(10.0, 2, 0.1, 1.0, 5, 2.0, 8, 5.0)
     faulty = FaultStore(memory, FaultPlan(seed, LOSSY))
     store = GuardedStore(faulty, limits, clock=virtual_clock, rng=rng)
     possible: dict[str, set[bytes | None]] = {}
