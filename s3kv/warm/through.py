@@ -84,10 +84,10 @@ class Server:
 
 
 def _reason(error: BaseException) -> str:
+    if isinstance(error, urllib3.exceptions.NewConnectionError):  # before the next: it is one of those too
+        return "no connection could be made"
     if isinstance(error, urllib3.exceptions.TimeoutError):
         return "timed out"
-    if isinstance(error, urllib3.exceptions.NewConnectionError):
-        return "connection refused"
     return type(error).__name__
 
 
