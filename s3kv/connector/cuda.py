@@ -27,6 +27,8 @@ _BATCH_LIMIT = 4096
 class CudaDevice:
     """One GPU. Enqueues only; see `Device`."""
 
+    pins = True
+
     def __init__(self, device: torch.device) -> None:
         index = device.index if device.index is not None else torch.cuda.current_device()
         self._device = torch.device("cuda", index)

@@ -27,6 +27,10 @@ class Event(Protocol):
 class Device(Protocol):
     """Pages, ring and side streams live on it. Every call but `adopt` and `pin` may come from any adopted thread."""
 
+    @property
+    def pins(self) -> bool:
+        """Whether registering host memory makes transfers faster."""
+
     def adopt(self) -> None:
         """Make it the calling thread's device: torch's current device is per thread."""
 
@@ -67,6 +71,8 @@ _DONE = _Done()
 
 class HostDevice:
     """The CPU."""
+
+    pins = False
 
     def adopt(self) -> None:
         return

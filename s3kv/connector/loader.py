@@ -85,13 +85,13 @@ class Loader:
         """Enqueue loads that the next pass needs. Raises PromiseBroken when their bytes cannot be copied."""
         try:
             self._device.wait(self._side, self._device.record(stream))
-            copies = [copy for load in loads for copy in self._copies(load)]
+            copies = [copy for load in loads for copy in self._copies(load, load.slots)]
             self._device.copy(copies, self._side)
             copied = self._device.record(self._side)
             self._device.wait(stream, copied)
         except Exception as error:
             raise PromiseBroken(f"a prefix that was offered cannot be copied to its pages: {error}") from error
-        self._troubles.count("blocks_loaded", sum(len(load.slots) for load in loads))
+        self._troubles.count("blocks_loaded", sum(load.blocks for load in loads))
         for load in loads:
             self._jobs.put((load, copied))
 
@@ -212,7 +212,7 @@ class Loader:
             try:
                 for event in parked.after:
                     self._device.wait(stream, event)
-                self._device.copy(list(self._copies(load)), stream)
+                self._device.copy(self._copies(load, state.slots[load.skip : load.skip + load.blocks]), stream)
                 self._device.record(stream).synchronize()
             except Exception as error:
                 self._fail(parked, str(error))
@@ -228,7 +228,7 @@ class Loader:
             return True
 
     def _end(self, parked: _Parked) -> None:
-        self._troubles.count("blocks_loaded", len(parked.load.slots))
+        self._troubles.count("blocks_loaded", parked.load.blocks)
         with self._lock:
             if self._parked.get(parked.load.request_id) is parked:
                 del self._parked[parked.load.request_id]
@@ -244,9 +244,11 @@ class Loader:
             "parked_load", LookupError(f"request {parked.load.request_id} is held until it is cancelled: {reason}")
         )
 
-    def _copies(self, load: Load) -> list[Copies]:
-        """Raises LookupError when a part's arena is not mapped, IndexError for a slot or page out of bounds."""
-        slots = numbers(load.slots)
+    def _copies(self, load: Load, named: Sequence[int]) -> list[Copies]:
+        """Raises LookupError when a part's arena is not mapped or slots are missing."""
+        if len(named) != load.blocks:
+            raise LookupError(f"{len(named)} slots were named for {load.blocks} blocks")
+        slots = numbers(named)
         chosen: list[tuple[Numbers, Numbers]] = []
         for group in load.pages:
             pages = numbers(group)

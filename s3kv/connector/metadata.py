@@ -10,13 +10,22 @@ Pages = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Copy `slots[i]` of the agent run `epoch` to page `pages[g][i]` of every group g that has one."""
+    """Copy `slots[i]` of the agent run `epoch` to page `pages[g][i]` of every group g that has one.
+
+    A background load has no `slots` yet: the agent names those of the whole lease once all are there, and the first
+    `skip` of them are of no use.
+    """
 
     request_id: int
     lease: int
     epoch: int
     slots: tuple[int, ...]
     pages: Pages
+    skip: int = 0
+
+    @property
+    def blocks(self) -> int:
+        return len(self.pages[0])
 
 
 @dataclass(frozen=True, slots=True)

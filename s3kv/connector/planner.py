@@ -59,12 +59,22 @@ class Planner:
             return 0, False
         offer = self.leader.match(state.chain.hashes[:last_block], first_block=first_block)
         # A device match that ends inside a block is completed to the block's end: see requests.py.
-        tokens = (first_block + len(offer.slots)) * self._block - computed
-        if not offer.slots or tokens < self._min_tokens:
+        blocks = len(offer.slots) or offer.pending
+        tokens = (first_block + blocks) * self._block - computed
+        if not blocks or tokens < self._min_tokens:
             self._release((offer.lease, offer.epoch))
             return 0, False
         parked = offer.pending > 0
-        state.offered = Offered(computed, computed + tokens, first_block, offer.slots, offer.lease, offer.epoch, parked)
+        state.offered = Offered(
+            start=computed,
+            end=computed + tokens,
+            first_block=first_block,
+            blocks=blocks,
+            slots=offer.slots,
+            lease=offer.lease,
+            epoch=offer.epoch,
+            parked=parked,
+        )
         return tokens, parked
 
     def allocated(self, request: Any, pages: list[list[int]]) -> None:

@@ -33,11 +33,15 @@ MakeChain = Callable[[str | None], Chain]
 
 @dataclass(slots=True)
 class Offered:
-    """Tokens `[start, end)` were offered from `slots`, of which `slots[0]` holds block `first_block`."""
+    """Tokens `[start, end)` were offered from `slots`, of which `slots[0]` holds block `first_block`.
+
+    `slots` is empty for a parked offer, whose slots the agent names when they are filled.
+    """
 
     start: int
     end: int
     first_block: int
+    blocks: int
     slots: Sequence[int]
     lease: int
     epoch: int
@@ -283,13 +287,14 @@ class RequestTracker:
 
     def _load(self, state: RequestState, offered: Offered, start: int, end: int, pages: list[list[int]]) -> Load:
         first, last = start // self._block, -(-end // self._block)
-        slots = offered.slots[first - offered.first_block : last - offered.first_block]
-        if first < offered.first_block or len(slots) != last - first:
+        skip = first - offered.first_block
+        if skip < 0 or last - offered.first_block > offered.blocks:
             raise PromiseBroken(
                 f"tokens {start} to {end} of request {state.request_id} were honoured, and other ones were offered"
             )
         chosen = [_padded(group[first:last], last - first) for group in pages or [[]]]
-        return Load(state.request_id, offered.lease, offered.epoch, tuple(slots), tuple(chosen))
+        slots = tuple(offered.slots[skip : skip + last - first])
+        return Load(state.request_id, offered.lease, offered.epoch, slots, tuple(chosen), skip)
 
     def _later_report(self, state: RequestState, data: Any, step: Step) -> None:
         fresh: list[int] = []

@@ -39,7 +39,7 @@ class Transfers:
     ) -> None:
         """Raises ConfigError when tier.pin is require and an arena cannot be registered; nothing is left then."""
         self._device = device
-        pin = settings.tier.pin if cache.device.type == "cuda" else "never"
+        pin = settings.tier.pin if device.pins else "never"
         self._arenas = Arenas(device, pin)
         self._troubles = troubles
         self.client: Worker = client_factory(
@@ -86,8 +86,7 @@ class Transfers:
         if meta is None:
             return
         if meta.dropped:
-            self._loads = [load for load in self._loads if load.request_id not in meta.dropped]
-            self.loader.drop(meta.dropped)
+            self._drop(meta.dropped)
         self._loads.extend(meta.loads)
         self._saves = meta.saves
         if meta.parked:
@@ -95,6 +94,13 @@ class Transfers:
             if self._forward_stream is not None:
                 streams.append(self._forward_stream)
             self.loader.park(meta.parked, streams)
+
+    def _drop(self, request_ids: tuple[int, ...]) -> None:
+        for load in self._loads:
+            if load.request_id in request_ids:
+                self.client.release(load.lease, load.epoch)
+        self._loads = [load for load in self._loads if load.request_id not in request_ids]
+        self.loader.drop(request_ids)
 
     def start_loads(self, stream: Stream) -> None:
         """Raises PromiseBroken when what was offered cannot be copied."""

@@ -1,0 +1,162 @@
+"""Policy park: loads in the background, and what `get_finished` may say of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from support.connector_rig import ALONE, namespace_for, pages_cache
+from support.fake_agent import FakeAgent
+from support.lazy_device import LazyDevice
+
+from s3kv.connector.guard import Troubles
+from s3kv.connector.metadata import ConnectorMeta, Load, Save
+from s3kv.connector.transfers import Transfers
+from s3kv.identity import ROOT
+from s3kv.settings import load_settings
+
+NAME = b"a" * 16
+POLLS = 2000
+
+
+class Rig:
+    """One block, saved and moved to the bucket; `park` gives a background load of it to page 5."""
+
+    def __init__(self, fetch_polls: int) -> None:
+        self.device = LazyDevice()
+        self.cache, self.pools = pages_cache()
+        self.namespace = namespace_for(self.cache)
+        self.agent = FakeAgent(slots=8, fetch_polls=fetch_polls)
+        settings = load_settings(load={"policy": "park"}, agent={"reconnect_s": 0.01})
+        self.leader = self.agent.leader(settings, self.namespace, ranks=1, engine_id="e")
+        self.troubles = Troubles()
+        self.transfers = Transfers(
+            settings, self.namespace, self.cache, ALONE, self.device, engine_id="e", blocks_a_pass=4,
+            troubles=self.troubles, client_factory=self.agent.worker,
+        )  # fmt: skip
+        self.pools[0][3].fill_(11)
+        self.transfers.bind(ConnectorMeta(saves=(Save(ROOT, 0, (NAME,), ((3,),)),)))
+        self.transfers.snapshot(self.device.forward)
+        assert self.transfers.drain(10)
+        self.agent.forget_tier()
+
+    def park(self, request_id: int = 1) -> None:
+        offer = self.leader.match([NAME])
+        assert (offer.slots, offer.pending) == ([], 1)
+        load = Load(request_id, offer.lease, offer.epoch, (), ((5,),))
+        self.transfers.bind(ConnectorMeta(parked=(load,)))
+
+    def poll(self, until: Callable[[], bool]) -> None:
+        """Let the helper thread go on until something is so."""
+        for _ in range(POLLS):
+            if until():
+                return
+            assert self.transfers.drain(10)
+        raise AssertionError("it never became so")
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    made = Rig(fetch_polls=3)
+    yield made
+    made.transfers.close()
+
+
+def loaded_after_polling(rig: Rig, started: list[int]) -> list[int]:
+    named: list[int] = []
+
+    def ask() -> bool:
+        nonlocal started
+        saved, loaded = rig.transfers.finished([], started)
+        assert saved == []
+        started = []
+        named.extend(loaded)
+        return bool(loaded)
+
+    rig.poll(ask)
+    return named
+
+
+def test_a_parked_load_is_named_once_and_only_when_its_page_is_written(rig: Rig) -> None:
+    rig.device.enqueue(rig.device.forward, lambda: rig.pools[0][5].fill_(77))  # a pass before, still to run
+    rig.park()
+    assert loaded_after_polling(rig, [1]) == [1]
+    assert set(rig.pools[0][5].tolist()) == {11}
+    assert rig.transfers.finished([], []) == ([], [])
+    rig.agent.check_at_rest()
+    assert rig.transfers.loader.idle
+
+
+def test_ids_that_were_not_given_are_not_named(rig: Rig) -> None:
+    rig.park()
+    rig.poll(lambda: rig.troubles["blocks_loaded"] == 1)
+    assert rig.transfers.finished([], []) == ([], [])
+    assert rig.transfers.finished([], [1]) == ([], [1])
+
+
+def test_a_failed_fetch_is_never_reported_and_the_request_can_still_be_ended(rig: Rig) -> None:
+    rig.agent.broken_fetches = False
+    rig.park()
+    rig.agent.broken_fetches = True
+    assert rig.transfers.finished([], [1]) == ([], [])
+    rig.poll(lambda: rig.troubles["parked_load"] == 1)
+    for _ in range(5):
+        assert rig.transfers.finished([], []) == ([], [])
+    assert rig.transfers.finished([1], []) == ([1], [])
+    assert rig.transfers.finished([], []) == ([], [])
+    assert rig.transfers.loader.idle
+    assert set(rig.pools[0][5].tolist()) == {200}
+
+
+def test_cancelled_while_waiting_is_dropped_and_its_lease_released(rig: Rig) -> None:
+    blocked = Rig(fetch_polls=1 << 30)
+    blocked.park()
+    assert blocked.transfers.finished([], [1]) == ([], [])
+    assert blocked.transfers.finished([1], []) == ([1], [])
+    assert blocked.transfers.loader.idle
+    assert blocked.agent.directory(blocked.namespace).leases == {}
+    blocked.transfers.close()
+
+
+def test_cancelled_while_copying_is_named_when_the_copy_is_over(rig: Rig) -> None:
+    """The pages are held until nothing writes to them."""
+    rig.park()
+    answers: list[tuple[list[int], list[int]]] = []
+    copy = rig.device.copy
+
+    def copy_and_cancel(copies: object, stream: object) -> None:
+        answers.append(rig.transfers.finished([1], [1]))  # the runtime cancels just now
+        copy(copies, stream)  # type: ignore[arg-type]
+
+    rig.device.copy = copy_and_cancel  # type: ignore[method-assign]
+    rig.poll(lambda: rig.troubles["blocks_loaded"] == 1)
+    assert answers == [([], [])]
+    assert rig.transfers.finished([], []) == ([1], [1])
+    assert rig.transfers.loader.idle
+
+
+def test_case_06_a_held_request_is_named_once_though_saving_failed(rig: Rig) -> None:
+    rig.agent.alive = False
+    assert rig.transfers.finished([9], []) == ([9], [])
+    assert rig.transfers.finished([], []) == ([], [])
+
+
+def test_an_id_used_again_is_another_request(rig: Rig) -> None:
+    rig.park()
+    assert loaded_after_polling(rig, [1]) == [1]
+    rig.agent.forget_tier()
+    rig.park()
+    assert loaded_after_polling(rig, [1]) == [1]
+    assert rig.transfers.loader.idle
+
+
+def test_case_26_ranks_that_finish_at_different_polls_never_wait_for_each_other() -> None:
+    quick, slow = Rig(fetch_polls=1), Rig(fetch_polls=1 << 30)
+    quick.park()
+    slow.park()
+    assert loaded_after_polling(quick, [1]) == [1]
+    for _ in range(5):
+        assert slow.transfers.finished([], []) == ([], [])
+    assert quick.transfers.finished([], []) == ([], [])
+    quick.transfers.close()
+    slow.transfers.close()
