@@ -149,6 +149,9 @@ class Row:
         return {**fields, "goal": str(self.goal) if self.goal else None, "met": self.met}
 
 
+_UNITS = {"s": 1.0, "ms": 1e3, "µs": 1e6}
+
+
 class Report:
     """What one benchmark found. `data` holds what plots need."""
 
@@ -160,6 +163,32 @@ class Report:
 
     def row(self, what: str, figure: float, unit: str, **fields: Any) -> None:
         self.rows.append(Row(what, figure, unit, **fields))
+
+    def times(
+        self, what: str, of: Series, peer: str, to: Series, *, unit: str = "ms", clock: Clock = "wall",
+        goal: Goal | None = None,
+    ) -> None:  # fmt: skip
+        """A row of median times; a ratio below 1 is faster than the peer."""
+        scale = _UNITS[unit]
+        figures = [statistics.median(getattr(each, clock)) * scale for each in (of, to)]
+        unit = f"{unit} CPU" if clock == "cpu" else unit
+        self.row(what, figures[0], unit, peer=peer, peer_figure=figures[1], ratio=ratio(of, to, clock), goal=goal)
+
+    def rates(
+        self, what: str, of: Series, peer: str, to: Series, nbytes: int, *, goal: Goal | None = None,
+        cpu_goal: Goal | None = None, cpu: bool = True,
+    ) -> None:  # fmt: skip
+        """Rows of MB/s, where a ratio above 1 is faster than the peer, and of CPU seconds a GB, where below 1 is."""
+        speeds = [nbytes / 1e6 / each.wall_s for each in (of, to)]
+        self.row(
+            what, speeds[0], "MB/s", peer=peer, peer_figure=speeds[1], ratio=1 / ratio(of, to, "wall"), goal=goal
+        )  # fmt: skip
+        if cpu:
+            costs = [each.cpu_s / (nbytes / GB) for each in (of, to)]
+            self.row(
+                f"{what}: CPU", costs[0], "s/GB", peer=peer, peer_figure=costs[1], ratio=ratio(of, to, "cpu"),
+                goal=cpu_goal,
+            )  # fmt: skip
 
     def note(self, text: str) -> None:
         self.notes.append(text)

@@ -2,7 +2,8 @@
 
 The digest is blake2b, keyed by the namespace's digest. One running state is fed the scope, then block after block;
 a block's hash is the digest of the state at its end. That chains each block over everything before it and costs two
-calls a block (a fresh hash object a block costs three times as much). `python -m benchmarks chain` holds it against one blake2b over the same bytes).
+calls a block (a fresh hash object a block costs three times as much). Of a list of 131,072 ids, in blocks of 32, it
+takes PLACEHOLDER
 
 Input, in order, little-endian:
 
