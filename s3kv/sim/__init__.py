@@ -17,7 +17,8 @@ that `get_finished` was not given); one that saves or loads wrong bytes gives wr
 attention reads keys and values from the pages alone and freed pages are filled with NaN. With `SimConfig(guard=True)`
 pages written outside an offer, and promised pages that were not written, are found as well.
 
-The folder imports nothing of s3kv besides itself, so that it judges the connector independently.
+What drives the connector imports nothing of s3kv besides this folder, so that it judges the connector independently;
+only the demonstration (`demo`) knows the rest.
 """
 
 from s3kv.sim.config import ConnectorConfig, SimConfig, SimRequest, SimResult

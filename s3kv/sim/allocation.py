@@ -51,7 +51,8 @@ def start_v2(active: Active, manager: CacheManager, driver: Driver, config: SimC
         driver.cancel_load(active.request, told, min(match.tokens, end))
         driver.cancel_load(active.request, max(match.tokens + honoured, told), end)
     active.request.set_prepopulated(match.tokens + honoured, chunk)
-    _settle(active, manager, driver, match.tokens, honoured, max(0, end - match.tokens), is_async)
+    promised = honoured if driver.can_cancel_loads else max(0, end - match.tokens)
+    _settle(active, manager, driver, match.tokens, honoured, promised, is_async)
     return True
 
 
@@ -84,13 +85,14 @@ def _settle(
     driver: Driver,
     on_device: int,
     honoured: int,
-    offered: int,
+    promised: int,
     is_async: bool,
 ) -> None:
+    """Records an allocation. `promised`: what a background load will write, beyond what is honoured of it."""
     request = active.request
     active.position = on_device + honoured
     manager.trim(active.id, active.position)
-    active.load_range = range(on_device, on_device + (offered if is_async else honoured))
+    active.load_range = range(on_device, on_device + (promised if is_async else honoured))
     active.allocated, active.allocations = True, active.allocations + 1
     active.reused, active.loaded = active.reused + on_device, active.loaded + honoured
     driver.honour(request, honoured, is_async)

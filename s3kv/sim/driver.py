@@ -49,7 +49,7 @@ class ConnectorDriver:
     """One rank's end of a connector. Not thread-safe: the executor's thread makes every call.
 
     grouped: whether pages are reported by layer group (V2) or as one flat list (V1).
-    early: the shape of the early releases. trace: records every call, in order.
+    early: the shape of the early releases. trace: records every call, in order. Building it is collective.
     """
 
     def __init__(
@@ -69,6 +69,7 @@ class ConnectorDriver:
         self._new, self._pending, self._local = _Transfers(), _Transfers(), _Transfers()
         self._reported: dict[int, _Reported] = {}
         self._sync_loads: dict[int, int] = {}
+        self.can_cancel_loads = bool(self._on_leader(lambda scheduler: hasattr(scheduler, "cancel_load")))
 
     def ignores(self, request: LlmRequest) -> bool:
         """Whether the connector never hears of a request: dummies under attention DP."""
@@ -88,11 +89,6 @@ class ConnectorDriver:
                 f"{request.prompt_len} to compute"
             )
         return tokens, is_async
-
-    @property
-    def can_cancel_loads(self) -> bool:
-        """Whether the leader's scheduler has `cancel_load`."""
-        return bool(self._on_leader(lambda scheduler: hasattr(scheduler, "cancel_load")))
 
     def cancel_load(self, request: LlmRequest, start: int, end: int) -> None:
         """Step 2: takes the tokens `[start, end)` out of an offer, at its head or its tail."""

@@ -2,7 +2,8 @@
 
 As a command, `python -m s3kv.sim.engine JOB.json RESULT.json` runs a job in a process of its own. A job is
 `{"config": {…SimConfig…}, "connector": {…ConnectorConfig…} or null, "requests": [{…SimRequest…}],
-"sequential": true, "empty_device": false, "install": {"paths": "both", "early": false}}`; the result is `{"results": […], "iterations": n}`.
+"sequential": true, "empty_device": false, "install": {"paths": "both", "early": false}}`; the result is
+`{"results": […], "iterations": n}`.
 A job that fails ends the process with a status other than 0 and one line on standard error.
 """
 
@@ -46,7 +47,7 @@ class Engine:
         self.config, self.connector = config, connector
         self._idle, self.iterations, self._arrivals, self._stalled = idle, 0, 0, 0
         self._owner: dict[int, int] = {}
-        self._is_idle = True
+        self._is_idle, self._failed = True, False
         self._ranks: Ranks | None = start_ranks(config, connector, clock)
 
     def __enter__(self) -> Engine:
@@ -146,22 +147,24 @@ class Engine:
         ranks, self._ranks = self._ranks, None
         if ranks is None:
             return
-        try:
-            ranks.call("shutdown", [()] * self.config.tp_size)
-        finally:
-            ranks.close()
+        ranks.close(self._failed)
 
     def _call(self, method: str, *arguments: Any) -> list[Any]:
-        if self._ranks is None:
-            raise ContractError("the engine is shut down")
-        return self._ranks.call(method, [arguments] * self.config.tp_size)
+        return self._call_each(method, [arguments] * self.config.tp_size)
 
     def _on_owner(self, method: str, owner: int, argument: Any) -> None:
-        if self._ranks is None:
-            raise ContractError("the engine is shut down")
         nobody: tuple[Any, ...] = ("", ())
         calls = [(method, (argument,)) if rank == owner else nobody for rank in range(self.config.tp_size)]
-        self._ranks.call("dispatch", calls)
+        self._call_each("dispatch", calls)
+
+    def _call_each(self, method: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
+        if self._ranks is None or self._failed:
+            raise ContractError("the engine is over")
+        try:
+            return self._ranks.call(method, arguments)
+        except BaseException:
+            self._failed = True
+            raise
 
 
 def run_job(job: Mapping[str, Any]) -> dict[str, Any]:

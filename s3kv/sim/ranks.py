@@ -31,6 +31,7 @@ from s3kv.sim.install import Installation, install, installed
 
 START_TIMEOUT_S = 180.0
 CALL_TIMEOUT_S = 300.0
+STOP_TIMEOUT_S = 20.0
 
 
 class Ranks(Protocol):
@@ -39,8 +40,8 @@ class Ranks(Protocol):
     def call(self, method: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
         """Calls a method of every rank's executor, `arguments[rank]` each, and returns the answers by rank."""
 
-    def close(self) -> None:
-        """Ends the ranks. Idempotent."""
+    def close(self, failed: bool) -> None:
+        """Ends the connector, where it has a `shutdown`, and the ranks; after a failure without waiting for them."""
 
 
 def start_ranks(config: SimConfig, connector: ConnectorConfig | None, clock: Callable[[], float]) -> Ranks:
@@ -56,8 +57,6 @@ def run_method(executor: Executor, method: str, arguments: tuple[Any, ...]) -> A
     """What a rank does with a command. A `dispatch` carries one for this rank alone, or none."""
     if method == "step":
         return executor.step(), executor.idle, executor.progressed
-    if method == "shutdown":
-        return executor.driver.shutdown()
     if method == "trace":
         return executor.driver.trace
     if method == "dispatch":
@@ -77,8 +76,9 @@ class SoloRank:
         """Calls a method of the executor."""
         return [run_method(self.executor, method, arguments[0])]
 
-    def close(self) -> None:
-        """Nothing to end."""
+    def close(self, failed: bool) -> None:
+        """Ends the connector."""
+        self.executor.driver.shutdown()
 
 
 @dataclass
@@ -110,7 +110,7 @@ class ThreadRanks:
         try:
             self._collect(START_TIMEOUT_S)
         except BaseException:
-            self.close()
+            self.close(failed=True)
             raise
 
     def call(self, method: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
@@ -119,8 +119,11 @@ class ThreadRanks:
             inbox.put((method, argument))
         return self._collect(CALL_TIMEOUT_S)
 
-    def close(self) -> None:
-        """Ends the threads."""
+    def close(self, failed: bool) -> None:
+        """Ends the connectors and the threads."""
+        for executor in self.executors:
+            if executor is not None:
+                executor.driver.shutdown()
         for inbox in self._inbox:
             inbox.put(None)
         for thread in self._threads:
@@ -155,13 +158,15 @@ class ProcessRanks:
     """Ranks as processes, as in the runtime; collectives by torch.distributed (gloo, or nccl for CUDA tensors)."""
 
     def __init__(self, config: SimConfig, connector: ConnectorConfig | None) -> None:
-        context = multiprocessing.get_context("spawn")
+        # Ranks are forked from a server that has imported torch and done nothing else: no CUDA, no threads.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__])
         port = _free_port()
         self._pipes: list[Any] = []
         self._processes: list[Any] = []
         for rank in range(config.tp_size):
             ours, theirs = context.Pipe()
-            arguments = (rank, config, connector, installed(), port, list(sys.path), theirs)
+            arguments = (rank, config, connector, installed(), port, list(sys.path), dict(os.environ), theirs)
             process = context.Process(target=_rank_main, args=arguments, daemon=True)
             process.start()
             theirs.close()
@@ -170,7 +175,7 @@ class ProcessRanks:
         try:
             self._collect(START_TIMEOUT_S)
         except BaseException:
-            self.close()
+            self.close(failed=True)
             raise
 
     def call(self, method: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
@@ -179,13 +184,13 @@ class ProcessRanks:
             pipe.send((method, argument))
         return self._collect(CALL_TIMEOUT_S)
 
-    def close(self) -> None:
-        """Ends the processes: asks, then kills after a short wait."""
+    def close(self, failed: bool) -> None:
+        """Ends the processes: asks and waits, then kills; after a failure kills at once."""
         for pipe in self._pipes:
             with suppress(OSError):
                 pipe.send(None)
         for process in self._processes:
-            process.join(5.0)
+            process.join(0.0 if failed else STOP_TIMEOUT_S)
             if process.is_alive():
                 process.kill()
                 process.join()
@@ -234,9 +239,12 @@ def _rank_main(
     installation: Installation | None,
     port: int,
     path: list[str],
+    environment: dict[str, str],
     pipe: Any,
 ) -> None:
     sys.path[:] = path
+    os.environ.clear()
+    os.environ.update(environment)
     for name, value in (("RANK", rank), ("SIZE", config.tp_size), ("LOCAL_RANK", rank), ("LOCAL_SIZE", config.tp_size)):
         os.environ[f"OMPI_COMM_WORLD_{name}"] = str(value)
     with ExitStack() as stack:
@@ -249,6 +257,7 @@ def _rank_main(
             return
         pipe.send(("answer", None))
         _serve(executor, pipe)
+        executor.driver.shutdown()
         torch.distributed.destroy_process_group()
 
 
