@@ -6,25 +6,29 @@ exactly one process. Two engines under one name are noticed by a second leader o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 Holder = Hashable
+MAX_RANKS = 1024
+"""More than any node has; a client's word is not a reason to count further."""
 
 
 @dataclass(slots=True)
 class Engine:
     name: str
     ranks: int
-    leaders: set[Holder] = field(default_factory=set)
-    members: dict[int, set[Holder]] = field(default_factory=dict)
+    leaders: Counter[Holder] = field(default_factory=Counter)
+    members: dict[int, Counter[Holder]] = field(default_factory=dict)
+    """Processes by rank, with their connections: an old one may end after its process has come back on another."""
 
     def trouble(self) -> str:
         """Why nothing may be offered; empty when all is well."""
         if len(self.leaders) > 1 or any(len(holders) > 1 for holders in self.members.values()):
             return "two engines share one name: set S3KV_ENGINE_ID, different for each engine and equal on its ranks"
-        missing = [rank for rank in range(self.ranks) if not self.members.get(rank)]
-        return f"rank {missing[0]} of {self.ranks} is not attached" if missing else ""
+        missing = next((rank for rank in range(self.ranks) if not self.members.get(rank)), None)
+        return "" if missing is None else f"rank {missing} of {self.ranks} is not attached"
 
     def readers(self) -> dict[Hashable, Holder]:
         return {rank: next(iter(holders)) for rank, holders in self.members.items()}
@@ -42,21 +46,23 @@ class Engines:
 
     def join(self, name: str, ranks: int, holder: Holder, *, rank: int, leader: bool) -> Engine:
         """Raises ValueError when the ranks make no sense or do not agree with the engine's other members."""
-        if not 0 <= rank < ranks:
+        if not 0 <= rank < ranks <= MAX_RANKS:
             raise ValueError(f"rank {rank} of {ranks} makes no sense")
         engine = self._by_name.setdefault(name, Engine(name, ranks))
         if engine.ranks != ranks:
             raise ValueError(f"engine {name} has {engine.ranks} ranks, not {ranks}: set S3KV_ENGINE_ID")
-        members = engine.leaders if leader else engine.members.setdefault(rank, set())
-        members.add(holder)
+        members = engine.leaders if leader else engine.members.setdefault(rank, Counter())
+        members[holder] += 1
         return engine
 
     def leave(self, name: str, holder: Holder, *, rank: int, leader: bool) -> None:
         engine = self._by_name.get(name)
         if engine is None:
             return
-        members = engine.leaders if leader else engine.members.get(rank, set())
-        members.discard(holder)
+        members = engine.leaders if leader else engine.members.get(rank, Counter())
+        members[holder] -= 1
+        if members[holder] <= 0:
+            del members[holder]
         if engine.empty:
             del self._by_name[name]
 

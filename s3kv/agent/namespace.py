@@ -29,6 +29,7 @@ from s3kv.tier.directory import Directory
 logger = logging.getLogger("s3kv.agent")
 
 _OPEN_RETRY_S = 5.0
+_PREFETCH_PAUSE_S = 0.1
 _TOUCHED_TIPS = 65_536
 
 
@@ -49,7 +50,7 @@ class Namespace:
                 f"tier.capacity_bytes: no room for a block of {slot_bytes} bytes (model {spec.model}); set it higher"
             )
         hugepages = settings.tier.hugepages
-        self.arenas = {part.shard: Arena.create(slots, part.slot_bytes, hugepages) for part in spec.parts}
+        self.arenas = _arenas(spec, slots, hugepages)
         self.directory = Directory(
             slots,
             [part.shard for part in spec.parts],
@@ -123,6 +124,7 @@ class Namespace:
         started = self._r.clock()
         readers = engine.readers()
         await self._wait_for_catalog(min(wait_cap_s, wait_s_per_block * len(hashes)))
+        wait_cap_s = max(0.0, wait_cap_s - (self._r.clock() - started))
         found = self._pin(hashes, readers)
         coming = self.fetcher.start(hashes[len(found.slots) :]) if len(found.slots) < len(hashes) else 0
         if coming and park:
@@ -201,9 +203,13 @@ class Namespace:
 
     async def prefetch(self, hashes: Sequence[bytes], deadline_s: float) -> tuple[int, int]:
         """Bring what the bucket holds into host memory; returns (resident, missing) of the chain at the end."""
+        before = -1
         try:
             async with asyncio.timeout(deadline_s):
                 while (resident := self.look(hashes)[0]) < len(hashes) and self.fetcher.start(hashes[resident:]):
+                    if resident == before:
+                        await asyncio.sleep(_PREFETCH_PAUSE_S)  # a store that refuses at once must not be hammered
+                    before = resident
                     await self.fetcher.arrival()
         except TimeoutError:
             pass
@@ -296,16 +302,28 @@ class Namespace:
     # ---- life
 
     async def drain(self, deadline_s: float) -> tuple[int, int]:
-        """Flush what can be flushed; returns (chunks stored meanwhile, blocks that are not in the bucket)."""
-        before = self._r.metrics.total(self._r.metrics.uploaded_chunks)
+        """Flush what can be flushed; returns (chunks stored meanwhile, blocks that are not in the bucket).
+
+        Those blocks still wait, or were given up on meanwhile.
+        """
+        end = self._r.clock() + deadline_s
+        before, lost_before = self._stored_and_lost()
         for run in self.packer.take_all():
             self.uploader.start(run)
         self.publisher.hurry()
-        await self.uploader.drain(deadline_s)
-        await self._try("touch", self.catalog.flush_touches)
-        self.publisher.relax()
-        stored = self._r.metrics.total(self._r.metrics.uploaded_chunks) - before
-        return stored, self.directory.counters().dirty
+        try:
+            await self.uploader.drain(deadline_s)
+            async with asyncio.timeout(max(0.0, end - self._r.clock())):
+                await self._try("touch", self.catalog.flush_touches)
+        except TimeoutError:
+            pass
+        finally:
+            self.publisher.relax()
+        stored, lost = self._stored_and_lost()
+        return stored - before, lost - lost_before + self.directory.counters().dirty
+
+    def _stored_and_lost(self) -> tuple[int, int]:
+        return self.uploader.stored_chunks, self.uploader.lost_blocks
 
     async def close(self) -> None:
         """Stop at once. What was not stored is lost from this node; the bucket stays whole."""
@@ -313,6 +331,7 @@ class Namespace:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.uploader.stop()
+        await self.publisher.stop()
         await self.fetcher.stop()
         await self.catalog.close()
         self.directory.close()
@@ -337,3 +356,16 @@ class Namespace:
             "catalog_open": self.catalog_open.is_set(),
             "catalog": self.catalog.stats(),
         }
+
+
+def _arenas(spec: NamespaceSpec, slots: int, hugepages: bool) -> dict[int, Arena]:
+    """One for each part, or none: an engine asks again and again, and each time would leave memory behind."""
+    arenas: dict[int, Arena] = {}
+    try:
+        for part in spec.parts:
+            arenas[part.shard] = Arena.create(slots, part.slot_bytes, hugepages)
+    except BaseException:
+        for arena in arenas.values():
+            arena.close()
+        raise
+    return arenas

@@ -37,6 +37,12 @@ class Publisher:
     def relax(self) -> None:
         self._hurry.clear()
 
+    async def stop(self) -> None:
+        """Nothing more is published; whoever waits for it has been cancelled before."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
     async def _run(self) -> None:
         while self._waiting:
             try:

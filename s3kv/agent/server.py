@@ -9,10 +9,12 @@ Invariants kept here:
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
+import select
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 
 from s3kv.agent.node import ClientState, Node, Refusal, Seat
 from s3kv.agent.peer import Peer, may_connect, open_pidfd, peer_of
@@ -32,31 +34,37 @@ class Server:
     def __init__(
         self,
         node: Node,
-        listener: socket.socket,
         *,
         version: str,
         max_clients: int,
         on_stop: Callable[[float], Awaitable[tuple[int, int]]],
     ) -> None:
         self._node = node
-        self._listener = listener
         self._version = version
         self._max_clients = max_clients
         self._on_stop = on_stop
         self._tasks: set[asyncio.Task[None]] = set()
-        self._watched: dict[int, int] = {}  # pid -> pidfd
+        self._accepting: asyncio.Task[None] | None = None
+        self._watched: dict[Hashable, int] = {}  # holder -> pidfd
+        self._unseen = itertools.count(1)
         self.served = 0
 
     @property
     def clients(self) -> int:
         return len(self._tasks)
 
-    async def run(self) -> None:
-        """Accept until cancelled. When the machine is out of descriptors it waits instead of spinning."""
+    def listen(self, listener: socket.socket) -> None:
+        """Accept here from now on, and no longer where it did before."""
+        if self._accepting is not None:
+            self._accepting.cancel()
+        self._accepting = asyncio.create_task(self._accept(listener))
+
+    async def _accept(self, listener: socket.socket) -> None:
+        """Until cancelled. When the machine is out of descriptors it waits instead of spinning."""
         loop = asyncio.get_running_loop()
         while True:
             try:
-                sock, _ = await loop.sock_accept(self._listener)
+                sock, _ = await loop.sock_accept(listener)
             except OSError as error:
                 self._count("accept")
                 logger.warning("a connection could not be accepted: %s", error)
@@ -70,9 +78,10 @@ class Server:
 
     async def close(self) -> None:
         loop = asyncio.get_running_loop()
-        for task in list(self._tasks):
+        tasks = [*self._tasks, *([self._accepting] if self._accepting is not None else [])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         for pidfd in self._watched.values():
             loop.remove_reader(pidfd)
             os.close(pidfd)
@@ -114,7 +123,8 @@ class Server:
         if refusal := self._refusal(peer, hello):
             await frames.write(p.Refused(hello.id, refusal, fatal=True))
             raise Refusal(refusal)
-        holder = peer.pid
+        # A process that this PID namespace cannot see has the number 0, like every other such process.
+        holder: Hashable = peer.pid or f"unseen {next(self._unseen)}"
         if hello.role != "cli":
             self._watch(sock, holder)
         self.served += 1
@@ -140,14 +150,17 @@ class Server:
             return f"more than {self._max_clients} clients (agent.max_clients)"
         return ""
 
-    def _watch(self, sock: socket.socket, holder: int) -> None:
-        if holder in self._watched:
+    def _watch(self, sock: socket.socket, holder: Hashable) -> None:
+        known = self._watched.get(holder)
+        if known is not None and not _has_exited(known):
             return
+        if known is not None:
+            self._exited(holder)  # its number was given to another process before the loop came to its end
         pidfd = open_pidfd(sock)
         self._watched[holder] = pidfd
         asyncio.get_running_loop().add_reader(pidfd, self._exited, holder)
 
-    def _exited(self, holder: int) -> None:
+    def _exited(self, holder: Hashable) -> None:
         pidfd = self._watched.pop(holder)
         asyncio.get_running_loop().remove_reader(pidfd)
         os.close(pidfd)
@@ -229,6 +242,12 @@ class Server:
             case p.Forget():
                 return p.Done(request.id, node.forget(request.namespace))
         raise ProtocolError(f"{type(request).__name__} may not come here")
+
+
+def _has_exited(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _seat(client: ClientState, ns: int) -> Seat:

@@ -13,7 +13,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -35,6 +35,8 @@ from s3kv.tier.memory import check_available
 logger = logging.getLogger("s3kv.agent")
 
 DISTRIBUTION = "s3kv-cache"
+SOCKET_CHECK_S = 1.0
+"""How often the agent looks whether its socket is still there."""
 
 
 def release_version() -> str:
@@ -44,39 +46,87 @@ def release_version() -> str:
         return "unknown"
 
 
-@contextlib.contextmanager
-def listening(path: Path) -> Iterator[socket.socket]:
-    """The one listening socket at `path`, 0600. Raises ConfigError when another agent has it.
+class Listening:
+    """The one listening socket at `path`, 0600.
 
     A lock file decides between two agents: it goes with its holder, however that ends. A socket file without a holder
-    is a leftover and is replaced.
+    is a leftover and is replaced. Files in a temporary folder may be tidied away under a living agent: `again` brings
+    them back.
     """
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise ConfigError(f"agent.socket: {path} cannot be made: {error.strerror}") from error
-    try:
+
+    def __init__(self, path: Path) -> None:
+        """Raises ConfigError when another agent has it, or it cannot be made."""
+        self.path = path
+        self._lock_path = path.with_suffix(".lock")
+        self._lock = self._locked()
+        try:
+            self.sock, self._inode = self._listen()
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def _locked(self) -> int:
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ConfigError(f"agent.socket: {self.path} cannot be made: {error.strerror}") from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise ConfigError(f"another agent is serving {path} (agent.socket)") from error
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            os.close(lock)
+            raise ConfigError(f"another agent is serving {self.path} (agent.socket)") from error
+        return lock
+
+    def _listen(self) -> tuple[socket.socket, int]:
+        try:
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError as error:
+            raise ConfigError(f"agent.socket: {self.path}: {error.strerror}") from error
         try:
             with contextlib.suppress(FileNotFoundError):
-                path.unlink()
-            _bind(listener, path)
+                self.path.unlink()
+            _bind(listener, self.path)
             listener.listen(128)
             listener.setblocking(False)
-            inode = path.stat().st_ino
-            yield listener
-            with contextlib.suppress(FileNotFoundError):
-                if path.stat().st_ino == inode:
-                    path.unlink()
-        finally:
+            return listener, self.path.stat().st_ino
+        except BaseException:
             listener.close()
-    finally:
-        os.close(lock)
+            raise
+
+    @property
+    def vanished(self) -> bool:
+        """Whether clients that connect now reach somebody else, or nobody."""
+        return _inode(self.path) != self._inode
+
+    @property
+    def replaced(self) -> bool:
+        """Whether the lock is another file by now: then another agent serves here, and this one is in the way."""
+        return _inode(self._lock_path) not in (-1, os.fstat(self._lock).st_ino)
+
+    def again(self) -> socket.socket:
+        """A new listening socket in the place of the one that is gone. Raises ConfigError when another agent is."""
+        if _inode(self._lock_path) != os.fstat(self._lock).st_ino:
+            lock = self._locked()
+            os.close(self._lock)
+            self._lock = lock
+        old, (self.sock, self._inode) = self.sock, self._listen()
+        old.close()
+        return self.sock
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            if not self.vanished:
+                self.path.unlink()
+        self.sock.close()
+        os.close(self._lock)
+
+
+def _inode(path: Path) -> int:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return -1
 
 
 def _bind(listener: socket.socket, path: Path) -> None:
@@ -116,27 +166,29 @@ class Agent:
         """Serve until stopped; returns (chunks flushed at the end, blocks that were not). Raises ConfigError."""
         if not self.settings.tier.hugepages:
             check_available(self.settings.tier.capacity_bytes)
-        with listening(self.settings.agent.socket) as listener:
+        with contextlib.closing(Listening(self.settings.agent.socket)) as listening:
             resources = self._resources()
             node = self.node = Node(resources, epoch=secrets.randbits(63) | 1)
             server = Server(
                 node,
-                listener,
                 version=release_version(),
                 max_clients=self.settings.agent.max_clients,
                 on_stop=self.stop,
             )
             end_metrics = self._serve_metrics()
-            accepting = asyncio.create_task(server.run())
-            idle = asyncio.create_task(self._stop_when_idle(server))
+            server.listen(listening.sock)
+            chores = [
+                asyncio.create_task(self._stop_when_idle(server)),
+                asyncio.create_task(self._keep_socket(listening, server)),
+            ]
             logger.info("serving %s, store %s", self.settings.agent.socket, self.settings.store.url)
             on_ready()
             try:
                 await self._stop.wait()
             finally:
-                for task in (accepting, idle):
+                for task in chores:
                     task.cancel()
-                await asyncio.gather(accepting, idle, return_exceptions=True)
+                await asyncio.gather(*chores, return_exceptions=True)
                 await asyncio.sleep(0)  # lets the answer to Stop leave
                 await server.close()
                 await node.close()
@@ -182,6 +234,22 @@ class Agent:
         except OSError as error:
             raise ConfigError(f"agent.metrics_port: port {port} cannot be used: {error.strerror}") from error
         return server.shutdown
+
+    async def _keep_socket(self, listening: Listening, server: Server) -> None:
+        """Without its file nobody can connect any more, and without a restart nobody ever could."""
+        while True:
+            await asyncio.sleep(SOCKET_CHECK_S)
+            if not listening.vanished:
+                continue
+            try:
+                server.listen(listening.again())
+                logger.warning("%s was gone and is back", listening.path)
+            except ConfigError as error:
+                logger.warning("the socket is gone: %s", error)
+                self.metrics.troubles.labels("socket").inc()
+                if listening.replaced:
+                    await self.stop(self.settings.agent.drain_s)
+                    return
 
     async def _stop_when_idle(self, server: Server) -> None:
         limit = self.settings.agent.idle_exit_s

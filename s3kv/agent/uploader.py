@@ -81,6 +81,8 @@ class Uploader:
         self._codec = Codec(settings.codec, settings.zstd_level)
         self._running: set[asyncio.Task[None]] = set()
         self._places = asyncio.Semaphore(settings.concurrency)
+        self.stored_chunks = 0
+        self.lost_blocks = 0
 
     @property
     def queued_chunks(self) -> int:
@@ -120,11 +122,13 @@ class Uploader:
         finally:
             self._directory.finish_upload(run.blocks)
         if stored:
+            self.stored_chunks += 1
             self._metrics.uploaded_chunks.inc()
             self._metrics.uploaded_blocks.inc(len(run.blocks))
             self._metrics.raw_bytes.inc(size)
 
     def _drop(self, run: Run, error: BaseException) -> None:
+        self.lost_blocks += len(run.blocks)
         self._metrics.dropped_blocks.labels("not_stored").inc(len(run.blocks))
         logger.warning("%d blocks were not stored: %s", len(run.blocks), error or type(error).__name__)
 

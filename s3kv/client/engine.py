@@ -18,6 +18,7 @@ from typing import TypeVar
 from s3kv.client.connection import Connection, close_all
 from s3kv.client.launch import connect_or_start
 from s3kv.client.protocol import (
+    MAX_SECONDS,
     NO_SLOT,
     Abandon,
     Attach,
@@ -237,8 +238,8 @@ class LeaderClient(_Client):
     ) -> None:
         super().__init__(settings, namespace, role="leader", rank=0, ranks=ranks, engine_id=engine_id, clock=clock)
         load = settings.load
-        self._wait_s_per_block = load.wait_ms_per_1k_tokens * namespace.tokens_per_block / 1e6
-        self._wait_cap_s = load.wait_cap_ms / 1e3
+        self._wait_s_per_block = min(load.wait_ms_per_1k_tokens * namespace.tokens_per_block / 1e6, MAX_SECONDS)
+        self._wait_cap_s = min(load.wait_cap_ms / 1e3, MAX_SECONDS)
         if load.policy != "wait":
             self._wait_s_per_block = self._wait_cap_s = 0.0
         self._park = load.policy == "park"

@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -27,6 +27,11 @@ MAX_BLOCKS = 65_536
 """Blocks one message may name: two million tokens at 32 a block."""
 HASH_BYTES = 16
 NO_SLOT = 0xFFFFFFFF
+
+
+MAX_SECONDS = 86_400.0
+Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=MAX_SECONDS)]
+"""Refuses NaN too, which would put an event loop's timers out of order."""
 
 
 class Message(msgspec.Struct, array_like=True, tag=True, frozen=True, forbid_unknown_fields=True):
@@ -71,8 +76,8 @@ class Match(Message, frozen=True):
     ns: int
     hashes: bytes
     first: int
-    wait_s_per_block: float
-    wait_cap_s: float
+    wait_s_per_block: Seconds
+    wait_cap_s: Seconds
     park: bool = False
     min_blocks: int = 1
 
@@ -139,7 +144,7 @@ class Prefetch(Message, frozen=True):
     id: int
     namespace: str
     hashes: bytes
-    deadline_s: float
+    deadline_s: Seconds
 
 
 class Status(Message, frozen=True):
@@ -152,12 +157,12 @@ class Metrics(Message, frozen=True):
 
 class Drain(Message, frozen=True):
     id: int
-    deadline_s: float
+    deadline_s: Seconds
 
 
 class Stop(Message, frozen=True):
     id: int
-    deadline_s: float
+    deadline_s: Seconds
 
 
 class Forget(Message, frozen=True):
