@@ -15,13 +15,13 @@ import numpy as np
 import torch
 
 from s3kv.connector.device import Event, Stream, check_rows, gather_words
-from s3kv.connector.strips import Copies, Gather
+from s3kv.connector.strips import Copies, Gather, Numbers
 
 logger = logging.getLogger("s3kv.connector")
 
 _HOST_REGISTER_PORTABLE = 1
-_BATCH_LIMIT = 4096
-"""Copies in one call: bounds what one call may hold up, and costs nothing measurable."""
+_BATCH_LIMIT = 256
+"""Copies in one call. The device begins once a call returns, so a large one would make it wait for the first copy."""
 
 
 class CudaDevice:
@@ -69,10 +69,11 @@ class CudaDevice:
                 start = end
 
     def copy(self, copies: Sequence[Copies], stream: Stream) -> None:
-        targets, sources, sizes = _flatten(copies)
+        if not copies:
+            return
         if self._batch is not None:
             try:
-                self._batch(targets, sources, sizes, stream)
+                self._batch(_flatten(copies), stream)
                 return
             except _BatchUnsupported as error:
                 logger.warning("cudaMemcpyBatchAsync cannot be used (%s): pages are copied one by one", error)
@@ -90,15 +91,20 @@ class CudaDevice:
         _cudart().cudaHostUnregister(address)
 
 
-def _flatten(copies: Sequence[Copies]) -> tuple[list[int], list[int], list[int]]:
-    targets: list[int] = []
-    sources: list[int] = []
-    sizes: list[int] = []
-    for each in copies:
-        targets += each.target.addresses(each.target_rows).tolist()
-        sources += each.source.addresses(each.source_rows).tolist()
-        sizes += [each.source.size] * len(each.source_rows)
-    return targets, sources, sizes
+Addresses = tuple[Numbers, Numbers, Numbers]
+"""Targets, sources and sizes of copies, in bytes."""
+
+
+def _flatten(copies: Sequence[Copies]) -> Addresses:
+    """Neighbours on both sides become one copy: slots taken in a row, and ring rows, often are."""
+    targets = np.concatenate([each.target.addresses(each.target_rows) for each in copies])
+    sources = np.concatenate([each.source.addresses(each.source_rows) for each in copies])
+    sizes = np.concatenate([np.full(len(each.source_rows), each.source.size, np.int64) for each in copies])
+    apart = (targets[1:] != targets[:-1] + sizes[:-1]) | (sources[1:] != sources[:-1] + sizes[:-1])
+    starts = np.flatnonzero(np.concatenate(([True], apart)))
+    if not len(targets):
+        return targets, sources, sizes
+    return targets[starts], sources[starts], np.add.reduceat(sizes, starts)
 
 
 def _copy_one_by_one(copies: Sequence[Copies], stream: Stream) -> None:
@@ -123,13 +129,12 @@ class _BatchCopy:
         attributes.srcAccessOrder = runtime.cudaMemcpySrcAccessOrder.cudaMemcpySrcAccessOrderStream
         self._attributes = [attributes]
 
-    def __call__(self, targets: list[int], sources: list[int], sizes: list[int], stream: Stream) -> None:
+    def __call__(self, copies: Addresses, stream: Stream) -> None:
         """Raises _BatchUnsupported when the first call is refused, RuntimeError when a later one is."""
-        for start in range(0, len(sizes), _BATCH_LIMIT):
-            part = slice(start, start + _BATCH_LIMIT)
-            count = len(sizes[part])
+        for start in range(0, len(copies[0]), _BATCH_LIMIT):
+            targets, sources, sizes = (each[start : start + _BATCH_LIMIT].tolist() for each in copies)
             result = self._runtime.cudaMemcpyBatchAsync(
-                targets[part], sources[part], sizes[part], count, self._attributes, [0], 1, stream.cuda_stream
+                targets, sources, sizes, len(sizes), self._attributes, [0], 1, stream.cuda_stream
             )
             if int(result[0]) != 0:
                 failure = _BatchUnsupported if start == 0 else RuntimeError

@@ -136,10 +136,14 @@ class NamespaceSpec:
         if len(data) > MAX_JSON_BYTES:
             raise CorruptData(f"namespace description of {len(data)} bytes is larger than {MAX_JSON_BYTES}")
         try:
-            fields = json.loads(data)
+            fields = json.loads(data, parse_constant=_refuse_constant)
             groups = tuple(_group_from(group) for group in fields.pop("groups"))
-            extra = tuple((str(key), str(value)) for key, value in fields.pop("extra"))
-            spec = cls(groups=groups, extra=extra, **fields)
+            extra = tuple((_text(key), _text(value)) for key, value in fields.pop("extra"))
+            texts = {name: _text(fields.pop(name)) for name in ("model", "weights", "kv_dtype", "quantization")}
+            numbers = {name: _whole(fields.pop(name)) for name in ("tokens_per_block", "shards", "format")}
+            if fields:
+                raise ValueError(f"unknown field {min(fields)}")
+            spec = cls(groups=groups, extra=extra, **texts, **numbers)  # type: ignore[arg-type]
             canonical = spec.to_json()
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise CorruptData(f"namespace description is not valid: {error}") from error
@@ -160,18 +164,41 @@ def _group_from(fields: dict[str, Any]) -> GroupSpec:
     regions = tuple(
         RegionSpec(
             size=_positive(region["size"]),
-            replicated=bool(region["replicated"]),
-            buffers=tuple((int(layer), str(role), int(expansion)) for layer, role, expansion in region["buffers"]),
+            replicated=_flag(region["replicated"]),
+            buffers=tuple((_whole(layer), _text(role), _whole(number)) for layer, role, number in region["buffers"]),
         )
         for region in fields["regions"]
     )
     window = fields["window"]
-    return GroupSpec(tuple(int(layer) for layer in fields["layers"]), None if window is None else int(window), regions)
+    layers = tuple(_whole(layer) for layer in fields["layers"])
+    return GroupSpec(layers, None if window is None else _whole(window), regions)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number here")
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int:
+        raise ValueError(f"{value!r} is not a whole number")
+    return value
 
 
 def _positive(value: Any) -> int:
-    if not isinstance(value, int) or value < 1:
-        raise ValueError(f"a region's size must be a positive integer, not {value!r}")
+    if _whole(value) < 1:
+        raise ValueError(f"a region's size must be positive, not {value}")
+    return int(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is not a string")
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{value!r} is not true or false")
     return value
 
 

@@ -88,6 +88,14 @@ def test_case_18_replicated_bytes_alone_are_unsharded() -> None:
         BASE.to_json().replace(b'"shards":2', b'"shards":2,"shards":3'),
         BASE.to_json().replace(b'"window":64', b'"window":"x"'),
         b"x" * (2 << 20),
+        BASE.to_json().replace(b'"window":64', b'"window":Infinity'),
+        BASE.to_json().replace(b'"layers":[2]', b'"layers":[1e999]'),
+        BASE.to_json().replace(b'"layers":[2]', b'"layers":[2.0]'),
+        BASE.to_json().replace(b'"shards":2', b'"shards":2.0'),
+        BASE.to_json().replace(b'"shards":2', b'"shards":true'),
+        BASE.to_json().replace(b'"kv_dtype":"bfloat16"', b'"kv_dtype":[]'),
+        BASE.to_json().replace(b'"model":"m"', b'"model":5'),
+        BASE.to_json().replace(b'"model":"m"', b'"model":"m","more":1'),
     ],
 )
 def test_hostile_descriptions_are_corrupt_data(data: bytes) -> None:
