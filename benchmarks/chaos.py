@@ -82,6 +82,7 @@ def main() -> int:
     parser.add_argument("--budget-s", type=float, default=float("inf"), help="begin no run after so long")
     parser.add_argument("--out", type=Path, help="append one JSON line a run here")
     parser.add_argument("--keep", action="store_true")
+    parser.add_argument("--commit", default=commit(), help="noted with each run")
     arguments = parser.parse_args()
     first, _, last = arguments.seeds.partition("-")
     began = time.monotonic()
@@ -96,12 +97,13 @@ def main() -> int:
                 data = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=SCRATCH)))
                 place = S3Place(stack.enter_context(running_seaweedfs(data)), BUCKET)
                 place.client().create_bucket(Bucket=BUCKET)
-            outcomes.append(_one(seed, place if on_s3 else None, arguments.keep, arguments.out))
+            outcomes.append(_one(seed, place if on_s3 else None, arguments))
     print(json.dumps(totals(outcomes), indent=2))
     return 1 if any(outcome.problems for outcome in outcomes) else 0
 
 
-def _one(seed: int, place: S3Place | None, keep: bool, out: Path | None) -> Outcome:
+def _one(seed: int, place: S3Place | None, arguments: argparse.Namespace) -> Outcome:
+    keep, out = arguments.keep, arguments.out
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix=f"s3kv-chaos-{seed}-", dir=SCRATCH))
         outcome = run_seed(seed, folder, place)
@@ -115,7 +117,7 @@ def _one(seed: int, place: S3Place | None, keep: bool, out: Path | None) -> Outc
     )
     if out is not None:
         with out.open("a") as file:
-            file.write(json.dumps(vars(outcome) | {"commit": commit()}) + "\n")
+            file.write(json.dumps(vars(outcome) | {"commit": arguments.commit}) + "\n")
     return outcome
 
 

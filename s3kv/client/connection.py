@@ -65,17 +65,20 @@ class Connection:
         cls, path: Path, role: str, *, timeout_s: float, clock: Callable[[], float] = time.monotonic
     ) -> Connection:
         """Connect and greet. Raises AgentUnavailable when no agent of this protocol answers within `timeout_s`."""
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.settimeout(timeout_s)
+        deadline = clock() + timeout_s
+        sock: socket.socket | None = None
         try:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            sock.settimeout(timeout_s)
             sock.connect(os.fspath(path))
         except OSError as error:
-            sock.close()
+            if sock is not None:
+                sock.close()
             raise AgentUnavailable(f"no agent answers at {path} (agent.socket): {error.strerror or error}") from error
         connection = cls(sock, clock)
         try:
             hello = Hello(connection.next_id(), PROTOCOL, role)  # type: ignore[arg-type]
-            welcome = connection.call(hello, Welcome, timeout_s=timeout_s)
+            welcome = connection.call(hello, Welcome, timeout_s=deadline - clock())
         except AgentUnavailable:
             connection.close()
             raise

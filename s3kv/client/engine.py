@@ -1,7 +1,8 @@
 """The engine's side of the protocol. Nothing here raises once an engine runs: trouble is counted, and is a miss.
 
 Invariants kept here:
-- No call waits longer than the budget of a match plus `agent.call_timeout_s` (invariant 5).
+- No call waits longer than the budget of a match plus `agent.call_timeout_s` (invariant 5), and a call that has to
+  connect again first gets no more time for that.
 - Slots are named together with the epoch of the agent that gave them. A worker keeps an old agent's arena mapped until
   it sees an offer of a newer one, so a promise made by an agent that has died since is still kept from its memory.
 """
@@ -43,6 +44,10 @@ from s3kv.errors import AgentTimeout, AgentUnavailable, ConfigError, ProtocolErr
 from s3kv.identity import REPLICATED, NamespaceSpec
 from s3kv.settings import Settings
 from s3kv.tier.arena import Arena
+
+MAX_EPOCHS = 8
+"""Arenas of so many agents are kept mapped at most. An offer is used within an iteration or two, in which no agent can
+be started as often; and without a bound an agent that dies again and again would fill the engine's memory."""
 
 MAX_PAUSE_FACTOR = 32
 """How many times `agent.reconnect_s` the pause after repeated trouble may grow to."""
@@ -125,6 +130,7 @@ class _Client:
                 self._connection = None
 
     def _connect(self, *, start: bool, timeout_s: float) -> Connection | None:
+        deadline = self._clock() + timeout_s
         try:
             connection = connect_or_start(
                 self._settings.agent, self._role, start=start, timeout_s=timeout_s, clock=self._clock
@@ -133,7 +139,8 @@ class _Client:
             self._pause("agent_unavailable", error)
             return None
         try:
-            self._attach(connection, timeout_s)
+            # An agent that was just started took its time, and answers quickly now.
+            self._attach(connection, max(deadline - self._clock(), self._call_timeout_s if start else 0.0))
         except (AgentUnavailable, ProtocolError, ConfigError, OSError) as error:
             connection.close()
             self._pause("attach_failed", error)
@@ -161,29 +168,33 @@ class _Client:
     def _map(self, epoch: int, attached: Attached, fds: list[int]) -> None:
         """The leader maps nothing."""
 
-    def _usable(self) -> tuple[Connection, int] | None:
-        """The connection and the namespace's number on it. Never starts an agent and never waits for one long."""
+    def _usable(self) -> tuple[Connection, int, float] | None:
+        """The connection, the namespace's number on it, and until when a call may wait for the agent.
+
+        Never starts an agent and never waits for one beyond that.
+        """
         with self._lock:
             connection = self._connection
-            if self._clock() < self._next_try:
+            now = self._clock()
+            if now < self._next_try:
                 self.stats.count("calls_in_pause")
                 return None
             if connection is None or connection.closed:
                 connection = self._connect(start=False, timeout_s=self._call_timeout_s)
-            return None if connection is None else (connection, self._ns)
+            return None if connection is None else (connection, self._ns, now + self._call_timeout_s)
 
     def _call(
         self,
         connection: Connection,
         message: Message,
         expected: type[R],
+        deadline: float,
         *,
-        wait_s: float = 0.0,
         on_late: Callable[[Reply], None] | None = None,
     ) -> R:
         """Raises AgentUnavailable, with the trouble counted and, after a time-out, a pause begun."""
         try:
-            reply = connection.call(message, expected, timeout_s=wait_s + self._call_timeout_s, on_late=on_late)
+            reply = connection.call(message, expected, timeout_s=deadline - self._clock(), on_late=on_late)
         except AgentTimeout as error:
             self._pause("agent_timeout", error)
             raise
@@ -207,11 +218,11 @@ class _Client:
         """Policy park: how far the fetches of a lease are. A lost agent is a failure: its blocks will not come."""
         if (usable := self._usable()) is None:
             return LeaseState(failed=self.epoch != epoch)
-        connection, ns = usable
+        connection, ns, deadline = usable
         if connection.epoch != epoch:
             return LeaseState(failed=True)
         try:
-            reply = self._call(connection, Promised(connection.next_id(), ns, lease), PromiseState)
+            reply = self._call(connection, Promised(connection.next_id(), ns, lease), PromiseState, deadline)
             return LeaseState(reply.ready, reply.failed, self._slots_of(connection, reply.slots).tolist())
         except AgentUnavailable:
             return LeaseState(failed=connection.closed)
@@ -252,7 +263,7 @@ class LeaderClient(_Client):
         """
         if first_block >= len(hashes) or (usable := self._usable()) is None:
             return Offer()
-        connection, ns = usable
+        connection, ns, deadline = usable
         message = Match(
             connection.next_id(), ns, join_hashes(hashes), first_block,
             self._wait_s_per_block, self._wait_cap_s, self._park, self._min_blocks,
@@ -262,7 +273,7 @@ class LeaderClient(_Client):
                 connection,
                 message,
                 Matched,
-                wait_s=self._wait_cap_s,
+                deadline + self._wait_cap_s,
                 on_late=lambda late: self._give_back(ns, connection.epoch, late),
             )
             slots = self._slots_of(connection, reply.slots).tolist()
@@ -340,13 +351,14 @@ class WorkerClient(_Client):
         """Places for the blocks `hashes`, which follow `parent` in their chain from ordinal `start_block` on."""
         if not hashes or (usable := self._usable()) is None:
             return Reservation(0, [-1] * len(hashes), [0] * len(hashes))
-        connection, ns = usable
+        connection, ns, deadline = usable
         message = Reserve(connection.next_id(), ns, part, parent, start_block, join_hashes(hashes))
         try:
             reply = self._call(
                 connection,
                 message,
                 Reserved,
+                deadline,
                 on_late=lambda late: self._abandon_late(connection.epoch, ns, part, late),
             )
             slots, tickets = self._slots_of(connection, reply.slots), self._slots_of(connection, reply.tickets)
@@ -410,6 +422,8 @@ class WorkerClient(_Client):
         for arena in arenas.values():
             self._on_arena(arena, attached.may_pin)
         self._arenas = {**self._arenas, epoch: arenas}
+        for old in list(self._arenas)[:-MAX_EPOCHS]:
+            self._unmap(old)
 
     def _unmap(self, epoch: int) -> None:
         arenas = self._arenas.get(epoch, {})

@@ -69,7 +69,10 @@ def connect_or_start(
     except AgentUnavailable:
         if not start:
             raise
-    start_agent(settings)
+    try:
+        start_agent(settings)
+    except OSError as error:
+        raise AgentUnavailable(f"no agent could be started for {settings.socket} (agent.socket): {error}") from error
     deadline = clock() + settings.start_timeout_s
     while True:
         try:
