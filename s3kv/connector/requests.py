@@ -106,6 +106,14 @@ def pages_by_group(data: Any) -> list[list[int]]:
     return grouped if grouped else [data.new_block_ids]
 
 
+def may_bring_pages(data: Any) -> bool:
+    """False for most reports of a decode: cheaper than reading them, and 32 of them come with every block."""
+    if data.new_block_ids:
+        return True
+    grouped = getattr(data, "new_block_ids_by_layer_group", None)
+    return isinstance(grouped, dict) or (grouped is not None and any(grouped))
+
+
 Report = Callable[[RequestState, Any, Step], None]
 
 
@@ -297,9 +305,8 @@ class RequestTracker:
         return Load(state.request_id, offered.lease, offered.epoch, slots, tuple(chosen), skip)
 
     def _later_report(self, state: RequestState, data: Any, step: Step) -> None:
-        fresh: list[int] = []
-        for report in state.backlog:
-            fresh.extend(report.new_tokens)
+        fresh = [token for report in state.backlog for token in report.new_tokens]
+        for report in filter(may_bring_pages, state.backlog):
             self._append_pages(state, report)
         state.backlog.clear()
         state.chain.extend(fresh)
