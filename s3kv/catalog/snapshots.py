@@ -106,8 +106,9 @@ async def write_snapshot(context: Context, index: Index, header: SnapshotHeader,
     key = snap_key(context.spec.name, header.time_us, header.epoch)
     with translated(writing=True), TemporaryFile(dir=index.folder) as file:
         await context.read(_fill, file, index, header, drop_before_hour)
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
-            await context.store.put_if_absent(key, view)
+        # Unmapped when the last view goes: a thread of the store may hold one for a moment after its call returned.
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        await context.store.put_if_absent(key, memoryview(mapped))
     return await context.store.head(key)
 
 
