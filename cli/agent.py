@@ -35,7 +35,7 @@ def ask(session: Session, question: Callable[[Control], T]) -> T:
         return question(control)
 
 
-@command(app, "run", example="s3kv agent run --store s3://kv/prod")
+@command(app, "run", example="s3kv agent run --store s3://my-kv/prod")
 def run(
     session: Session,
     metrics_port: Annotated[int | None, typer.Option(min=0, max=65535, help="agent.metrics_port.")] = None,

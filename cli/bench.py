@@ -23,7 +23,7 @@ def register(root: typer.Typer) -> None:
     root.add_typer(app, name="bench")
 
 
-@command(app, "store", example="s3kv bench store --store s3://kv/prod --prefill 12000 --kv-bytes 131072")
+@command(app, "store", example="s3kv bench store --store s3://my-kv/prod --prefill 12000 --kv-bytes 131072")
 def store(
     session: Session,
     objects: Annotated[int, typer.Option(min=1, max=10_000, help="Objects to put and get.")] = 16,

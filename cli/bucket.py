@@ -31,7 +31,7 @@ def register(root: typer.Typer) -> None:
     command(root, "usage", example="s3kv usage --namespace llama --json")(usage)
 
 
-@command(app, "create", example="s3kv bucket create --store s3://kv/prod --region eu-west-1")
+@command(app, "create", example="s3kv bucket create --store s3://my-kv/prod --region eu-west-1")
 def create(
     session: Session, encryption: Encryption = "AES256", kms_key: KmsKey = None, expiry_days: ExpiryDays = 90
 ) -> None:
@@ -73,7 +73,7 @@ def _encryption(value: str) -> str:
     return value
 
 
-@command(app, "check", example="s3kv bucket check --store s3://kv/prod")
+@command(app, "check", example="s3kv bucket check --store s3://my-kv/prod")
 def check(
     session: Session,
     exact: Annotated[

@@ -29,7 +29,7 @@ def register(root: typer.Typer) -> None:
     command(root, "fingerprint", example="s3kv fingerprint /models/llama-3.1-8b")(fingerprint)
 
 
-@command(app, "show", example="s3kv config show --store s3://kv/prod")
+@command(app, "show", example="s3kv config show --store s3://my-kv/prod")
 def show(
     session: Session,
     connector: Annotated[

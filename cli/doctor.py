@@ -23,7 +23,7 @@ _PACKAGES = ("s3kv-cache", "obstore", "boto3", "torch", "tensorrt_llm", "cuda-py
 
 
 def register(root: typer.Typer) -> None:
-    command(root, "doctor", example="s3kv doctor --store s3://kv/prod --region eu-west-1")(doctor)
+    command(root, "doctor", example="s3kv doctor --store s3://my-kv/prod --region eu-west-1")(doctor)
 
 
 def doctor(session: Session) -> None:

@@ -158,7 +158,7 @@ def verify(
         "checked": summary.checked,
         "bytes": summary.bytes,
         "bad": [
-            {"chunk": v.chunk_id.hex(), "reason": str(v.reason and v.reason.name), "detail": v.detail}
+            {"chunk": v.chunk_id.hex(), "reason": _reason(v), "detail": v.detail}
             for v in summary.bad
         ],
         "unreadable": [{"chunk": v.chunk_id.hex(), "detail": v.detail} for v in summary.unreadable],
