@@ -38,6 +38,7 @@ class Block:
     parent: bytes
     start: int
     waiting_for: set[int]
+    writing: set[int] = field(default_factory=set)
     pins: int = 0
     fetched_after: int = 0
 
@@ -136,7 +137,7 @@ class FakeAgent:
             for directory in self.directories.values():
                 assert directory.leases == {}
                 assert [block for block in directory.blocks.values() if block.pins] == []
-                assert [block for block in directory.blocks.values() if block.waiting_for] == []
+                assert [block for block in directory.blocks.values() if block.writing] == []
                 assert len(directory.free) + len(directory.blocks) == directory.slots
 
     def blocks_saved(self) -> dict[bytes, tuple[bytes, int]]:
@@ -208,7 +209,10 @@ class FakeAgent:
                     before = parent if offset == 0 else hashes[offset - 1]
                     block = Block(slot, before, start + offset, set(directory.arenas))
                     directory.blocks[name] = block
-                slots.append(block.slot if block is not None and part in block.waiting_for else -1)
+                wanted = block is not None and part in block.waiting_for - block.writing
+                slots.append(block.slot if block is not None and wanted else -1)
+                if block is not None and wanted:
+                    block.writing.add(part)
             return Reservation(self.epoch, slots, [0] * len(hashes))
 
     def commit(self, directory: Directory, part: int, reservation: Reservation, indices: Sequence[int]) -> None:
@@ -217,6 +221,7 @@ class FakeAgent:
             for index in indices if reservation.epoch == self.epoch else ():
                 name, block = by_slot[reservation.slots[index]]
                 block.waiting_for.discard(part)
+                block.writing.discard(part)
                 if block.resident:
                     directory.ever_saved[name] = (block.parent, block.start)
 
@@ -226,7 +231,7 @@ class FakeAgent:
             for index in indices if reservation.epoch == self.epoch else ():
                 name = by_slot.get(reservation.slots[index])
                 if name is not None:
-                    directory.free.append(directory.blocks.pop(name).slot)
+                    directory.blocks[name].writing.discard(part)
 
     def _fetch(self, directory: Directory, name: bytes, polls: int, keep: set[bytes]) -> Block | None:
         slot = self._take_slot(directory, keep)
@@ -250,8 +255,9 @@ class FakeAgent:
 
     def _evict_one(self, directory: Directory, keep: set[bytes] = frozenset()) -> bool:  # type: ignore[assignment]
         for name, block in directory.blocks.items():
-            if block.resident and not block.pins and name not in keep:
-                if self.upload:
+            # A block that some rank never wrote, and that nobody writes now, goes like any other.
+            if not (block.pins or block.writing or block.fetched_after or name in keep):
+                if self.upload and block.resident:
                     directory.bucket[name] = {
                         part: bytes(arena.view(block.slot)) for part, arena in directory.arenas.items()
                     }
