@@ -26,6 +26,16 @@ def small_spec(*, shards: int = 1, groups: int = 2, model: str = "test") -> Name
     return NamespaceSpec(model, "weights", "bfloat16", 4, (group,) * groups, shards=shards)
 
 
+def small_chain(spec: NamespaceSpec, seed: int, blocks: int) -> list[bytes]:
+    tokens = [seed * 7919 + index for index in range(blocks * spec.tokens_per_block)]
+    return chain_hashes(spec.digest, spec.tokens_per_block, tokens)
+
+
+def content_of(block: bytes, part: int, size: int) -> bytes:
+    """The KV of a block: a function of its hash, so a wrong byte shows."""
+    return random.Random(block + bytes([part])).randbytes(size)
+
+
 def agent_settings(folder: Path, **sections: dict[str, Any]) -> Settings:
     """Quick intervals and a small tier; `sections` override."""
     values: dict[str, dict[str, Any]] = {
@@ -124,11 +134,10 @@ class FakeEngine:
         return cls(spec, leader, workers)
 
     def chain(self, seed: int, blocks: int) -> list[bytes]:
-        tokens = [seed * 7919 + index for index in range(blocks * self.spec.tokens_per_block)]
-        return chain_hashes(self.spec.digest, self.spec.tokens_per_block, tokens)
+        return small_chain(self.spec, seed, blocks)
 
     def content(self, block: bytes, part: int, size: int) -> bytes:
-        return random.Random(block + bytes([part])).randbytes(size)
+        return content_of(block, part, size)
 
     def save(self, hashes: Sequence[bytes], *, first: int = 0, commit: bool = True) -> int:
         """Save `hashes[first:]` on every rank; returns how many blocks rank 0 wrote."""
