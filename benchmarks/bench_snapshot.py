@@ -37,9 +37,7 @@ def measure(options: Options) -> Report:
     return report
 
 
-def _rows(
-    report: Report, blocks: int, size: int, reading: float, found: dict[str, Any], used: dict[str, Any]
-) -> None:
+def _rows(report: Report, blocks: int, size: int, reading: float, found: dict[str, Any], used: dict[str, Any]) -> None:
     name = f"{blocks:,} blocks"
     report.row(
         f"{name}: load", found["seconds"], "s", peer=f"reading its {size / MIB:.0f} MiB", peer_figure=reading,

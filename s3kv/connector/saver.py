@@ -33,6 +33,10 @@ class Snapshot:
     gathered: Event
 
 
+_Piece = tuple[Save, int, Rows]
+"""A save, the first of its blocks that is meant, and their rows."""
+
+
 @dataclass(slots=True)
 class _Written:
     """Copies under way: what to commit, and rows to give back, once `copied` has happened."""
@@ -60,7 +64,7 @@ class Saver:
         taken = [piece for save in saves for piece in self._take(save)]
         if not taken:
             return
-        self._device.gather([gather for piece in taken for gather in self._gathers(*piece)], stream)
+        self._device.gather([gather for run in _runs(taken) for gather in self._gathers(run)], stream)
         gathered = self._device.record(stream)
         for save, first, rows in taken:
             self._jobs.put(Snapshot(save, first, rows, gathered))
@@ -75,7 +79,7 @@ class Saver:
         self._jobs.put(None)
         self._thread.join(timeout_s)
 
-    def _take(self, save: Save) -> Iterator[tuple[Save, int, Rows]]:
+    def _take(self, save: Save) -> Iterator[_Piece]:
         first = 0
         while first < len(save.hashes):
             rows = self._ring.take(len(save.hashes) - first)
@@ -85,10 +89,15 @@ class Saver:
             yield save, first, rows
             first += rows.count
 
-    def _gathers(self, save: Save, first: int, rows: Rows) -> Iterator[Gather]:
-        pages = [numbers(group[first : first + rows.count]) for group in save.pages]
+    def _gathers(self, run: list[_Piece]) -> Iterator[Gather]:
+        """Pieces that lie side by side in the ring are one gather a region: an enqueueing costs as much as its rows."""
+        start, end = run[0][2].start, run[-1][2].start + run[-1][2].count
+        pages = [
+            numbers([page for save, first, rows in run for page in save.pages[group][first : first + rows.count]])
+            for group in range(len(run[0][0].pages))
+        ]
         for place, offset in self._ring.layout.places:
-            target = self._ring.window(rows.start, rows.count, offset, place.region.size)
+            target = self._ring.window(start, end - start, offset, place.region.size)
             yield Gather(place.region.strip, pages[place.group], target)
 
     def _run(self) -> None:
@@ -162,3 +171,17 @@ class Saver:
             # when this process, which cannot go on either, has ended.
             self._troubles.log("save_complete", error)
         self._ring.give_back(written.rows)
+
+
+def _runs(taken: list[_Piece]) -> list[list[_Piece]]:
+    """The pieces in runs of adjacent rows: they are taken in order, so only the ring's end parts them."""
+    runs: list[list[_Piece]] = []
+    end = -1
+    for piece in taken:
+        rows = piece[2]
+        if rows.start == end:
+            runs[-1].append(piece)
+        else:
+            runs.append([piece])
+        end = rows.start + rows.count
+    return runs
