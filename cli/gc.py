@@ -220,7 +220,8 @@ async def _carry_out(session: Session, options: Options, opened: Round, shown: S
     resumed = since is not None and time.time() - since >= options.grace_s  # noqa: TID251
     pace = Pace(options.grace_s, lease_s, time.monotonic, time.time, asyncio.sleep, resumed)  # noqa: TID251
     holder = f"{socket.gethostname()}:{os.getpid()}"
-    async with held(opened.store, LEASE_NAME, holder, lease_s=lease_s, sleep=asyncio.sleep) as lease:
+    watch = _Watching(session, lease_s)
+    async with held(opened.store, LEASE_NAME, holder, lease_s=lease_s, sleep=watch.sleep) as lease:
         merged, plan = None, shown.plan
         if shown.merges:
             with session.meter("merge", shown.merge_parts) as meter:
@@ -238,6 +239,23 @@ async def _carry_out(session: Session, options: Options, opened: Round, shown: S
             await catalog.compact()
     _report(session, options, shown, outcome, merged)
     return FINDING if outcome.failures else 0
+
+
+class _Watching:
+    """Says once why nothing happens while another collector's lease is watched for a sign of life."""
+
+    def __init__(self, session: Session, lease_s: float) -> None:
+        self._session = session
+        self._lease_s = lease_s
+        self._told = False
+
+    async def sleep(self, seconds: float) -> None:
+        if not self._told:
+            self._told = True
+            self._session.say(
+                f"s3kv: a lease is there: watching for {self._lease_s:g} s (collect.lease_s) whether its holder lives"
+            )
+        await asyncio.sleep(seconds)
 
 
 def _report(session: Session, options: Options, shown: Shown, outcome: Outcome, merged: Merged | None) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 from support.command import Cli
 from support.places import SPEC, Filled, Place, fill
@@ -149,3 +151,26 @@ def test_without_a_terminal_only_yes_deletes(filled: Filled) -> None:
     ran = filled.cli("gc", "--max-idle", "30d")
     assert ran.code == 1 and "--yes" in ran.err
     assert filled.place.keys() == before
+
+
+def test_every_goes_on_after_a_failure_and_ends_by_a_signal(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+    from s3kv_cli import gc
+
+    from s3kv.errors import Transient
+
+    rounds: list[int] = []
+    original = gc._round
+
+    async def scripted(session: object, options: gc.Options) -> int:
+        rounds.append(1)
+        if len(rounds) == 1:
+            raise Transient("the store is away")
+        if len(rounds) == 3:
+            signal.raise_signal(signal.SIGTERM)
+        return await original(session, options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(gc, "_round", scripted)
+    ran = filled.cli("gc", "--max-idle", "30d", "--every", "0.01s", "--yes", *NOW_GRACE)
+    assert ran.code == 130 and "the store is away" in ran.err
+    assert filled.old.chunk_id not in chunk_ids(filled.place)
+    assert filled.cli("gc", "--every", "1h", "--max-idle", "1d").code == 2
