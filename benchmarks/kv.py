@@ -34,7 +34,7 @@ def real_pages(tokens: int = 1024, layers: int = 8) -> list[bytes]:
     with Engine(config) as engine:
         engine.generate([SimRequest(request_id=1, prompt_tokens=tuple(text), max_new_tokens=1)])
         memories = [memory for pool in engine.executors[0].manager.pools for memory in pool.memories()]
-        return [row.numpy().tobytes() for memory in memories for row in memory if not bool((row == 0xFF).any())]
+        return [row.numpy().tobytes() for memory in memories for row in memory if not bool((row == 0xFF).all())]
 
 
 def synthetic_pages(pages: int, page_bytes: int, seed: int = 4) -> list[bytes]:
