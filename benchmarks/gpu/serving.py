@@ -48,6 +48,11 @@ class Pages:
     def __init__(self, num_blocks: int) -> None:
         self._free = list(range(num_blocks - 1, -1, -1))
         self._held: dict[int, list[int]] = {}
+        self._last_id = 0
+
+    def next_id(self) -> int:
+        self._last_id += 1
+        return self._last_id
 
     def grow(self, request_id: int, blocks: int) -> list[int]:
         held = self._held.setdefault(request_id, [])
@@ -81,23 +86,46 @@ def attach(model: Model, settings: Settings, folder: Path) -> ConnectorDriver:
     return ConnectorDriver(worker, scheduler, Solo(), attention_dp=False, grouped=False, early=False)
 
 
+def attach_idle() -> ConnectorDriver:
+    """The same runtime with a connector that does nothing: what the runtime's own reports cost is on both sides."""
+    return ConnectorDriver(Idle(), Idle(), Solo(), attention_dp=False, grouped=False, early=False)
+
+
+class Idle:
+    """Both halves of a connector that answers with nothing."""
+
+    def get_num_new_matched_tokens(self, request: Any, computed: int) -> tuple[int, bool]:
+        return 0, False
+
+    def request_finished(self, request: Any, pages: Any) -> bool:
+        return False
+
+    def get_finished(self, ended: Any, started: Any) -> tuple[list[int], list[int]]:
+        return [], []
+
+    def _nothing(self, *_: Any) -> None:
+        return
+
+    update_state_after_alloc = build_connector_meta = bind_connector_meta = _nothing
+    start_load_kv = wait_for_save = shutdown = _nothing
+
+
 class Serving:
     def __init__(self, model: Model, driver: ConnectorDriver | None, pages: Pages) -> None:
         self.model, self.driver, self.pages = model, driver, pages
         self.calls = Calls()
         self.stream = torch.cuda.current_stream()
-        self._last_id = 0
 
     def request(self, tokens: list[int]) -> LlmRequest:
-        self._last_id += 1
-        return LlmRequest(self._last_id, tokens, 1, tokens_per_block=self.model.shape.block)
+        return LlmRequest(self.pages.next_id(), tokens, 1, tokens_per_block=self.model.shape.block)
 
     def first_token(self, tokens: list[int]) -> tuple[float, int]:
         """(seconds to the first token, tokens loaded) of one prompt, its pages given back at the end."""
         torch.cuda.synchronize()
         begin = time.perf_counter()
         request = self.request(tokens)
-        loaded, is_async = self.driver.query(request, 0) if self.driver is not None else (0, False)
+        with self.calls.timed("match"):
+            loaded, is_async = self.driver.query(request, 0) if self.driver is not None else (0, False)
         assert not is_async
         held = self.pages.grow(request.request_id, -(-len(tokens) // self.model.shape.block))
         table = torch.tensor(held, device="cuda")

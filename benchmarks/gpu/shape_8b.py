@@ -18,10 +18,12 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.model import Model, Shape
-from benchmarks.gpu.serving import CHUNK, Pages, Serving, attach
+from benchmarks.gpu.serving import CHUNK, Pages, Serving, attach, attach_idle
 from s3kv.client.connection import Connection
 from s3kv.client.protocol import Done, Drain, Drained, Forget, Report, Status
 from s3kv.errors import AgentUnavailable
+from s3kv.format.chunk import encode_page
+from s3kv.format.codecs import Codec
 from s3kv.settings import Settings
 from s3kv.sim.install import install
 from s3kv.sim.llm_request import LlmRequestState
@@ -131,7 +133,7 @@ class Decode:
     def __init__(self, model: Model, tables: torch.Tensor, position: int) -> None:
         self.tokens = torch.zeros(DECODE_SEQUENCES, dtype=torch.long, device="cuda")
         self.position = torch.full((DECODE_SEQUENCES,), position, dtype=torch.long, device="cuda")
-        self.start = position
+        self.tables = tables  # the graph reads them at every replay
         side = torch.cuda.Stream()
         with torch.cuda.stream(side):
             model.decode(self.tokens, self.position, tables)
@@ -195,6 +197,17 @@ def decode(model: Model, serving: Serving, bare: Serving, rng: random.Random) ->
     }  # fmt: skip
 
 
+def codec_gain(model: Model, serving: Serving) -> dict[str, float]:
+    """Compression of KV that the model left on the device: all layers of 16 blocks of one prompt."""
+    pages = [page.cpu().contiguous().view(torch.uint8).numpy() for page in model.pool[:16]]
+    raw = sum(page.nbytes for page in pages)
+    gains = {}
+    for name in ("zstd", "auto"):
+        stored = sum(encode_page(memoryview(page).cast("B"), Codec(name), 2).length for page in pages)  # type: ignore[arg-type]
+        gains[name] = raw / stored
+    return gains
+
+
 def first_tokens(
     model: Model, serving: Serving, bare: Serving, connection: Connection, rng: random.Random
 ) -> list[Any]:
@@ -206,14 +219,19 @@ def first_tokens(
         computed = statistics.median(bare.first_token(tokens)[0] for _ in range(3 if length < 100_000 else 1))
         serving.first_token(tokens)
         settle(connection, serving)
-        tier = [serving.first_token(tokens) for _ in range(3)]
+        tier = [serving.first_token(tokens) for _ in range(5)]
         rows.append(
             {
                 "tokens": length, "computed_s": computed, "tier_s": statistics.median(s for s, _ in tier),
-                "tier_loaded": tier[-1][1], "prompt": tokens,
+                "tier_loaded": tier[-1][1], "tier_all_s": [s for s, _ in tier],
+                "match_s": serving.calls.seconds["match"][-5:], "prompt": tokens,
             }
         )  # fmt: skip
-        print(f"{length:7d} tokens: computed {computed:.3f} s, from the tier {rows[-1]['tier_s']:.3f} s", flush=True)
+        print(
+            f"{length:7d} tokens: computed {computed:.3f} s, from the tier {rows[-1]['tier_s']:.3f} s "
+            f"{[round(s, 3) for s, _ in tier]}, match {[round(s, 4) for s in rows[-1]['match_s']]}",
+            flush=True,
+        )
     return rows
 
 
@@ -229,15 +247,17 @@ def run(rng: random.Random) -> dict[str, Any]:
         with agent(settings, folder) as connection:
             driver = attach(model, settings, folder)
             pages = Pages(blocks)
-            serving, bare = Serving(model, driver, pages), Serving(model, None, pages)
+            serving, bare = Serving(model, driver, pages), Serving(model, attach_idle(), pages)
             result["pass"] = passes(model, serving, bare, connection, rng)
             print("pass", result["pass"], flush=True)
             result["decode"] = decode(model, serving, bare, rng)
             print("decode", {k: v for k, v in result["decode"].items() if k != "all_ms"}, flush=True)
             settle(connection, serving)
             forget(connection)
-            result["calls_us"] = serving.calls.medians_us()
+            result["calls_us"] = {"s3kv": serving.calls.medians_us(), "idle": bare.calls.medians_us()}
             print("calls", result["calls_us"], flush=True)
+            result["codec"] = codec_gain(model, serving)
+            print("codec", result["codec"], flush=True)
             rows = first_tokens(model, serving, bare, connection, rng)
             result["status"] = status(connection)["totals"]
             driver.shutdown()
