@@ -34,7 +34,7 @@ from s3kv.catalog.rebuild import Rebuilt, rebuild
 from s3kv.catalog.segments import split_records
 from s3kv.catalog.sync import SnapshotUnusable, Synced, Syncer
 from s3kv.catalog.touches import Touches
-from s3kv.errors import AlreadyExists, ConfigError, StoreError
+from s3kv.errors import AlreadyExists, ConfigError, StoreError, Transient
 from s3kv.format.keys import log_key
 from s3kv.format.limits import U32
 from s3kv.format.records import ChunkAdded, ChunkDeleted, DeleteReason, Record, Stamp
@@ -284,7 +284,7 @@ class Catalog:
         async with self._syncing:
             self._context.counters.polls += 1
             try:
-                return await self._poll()
+                return (await self._poll(full=False)).changed
             except StoreError:
                 self._context.counters.poll_failures += 1
                 raise
@@ -294,15 +294,26 @@ class Catalog:
                 self._note_damage()
             return 0
 
-    async def _poll(self) -> int:
+    async def catch_up(self) -> None:
+        """Reads **all** that is listed, or raises: for who is about to delete objects, and must not miss an add.
+
+        A poll may miss one for a while: a segment that cannot be fetched, or that was named long before it was put.
+        Raises StoreError, IndexUnwritable, IndexDamaged, SnapshotUnusable.
+        """
+        async with self._syncing:
+            synced = await self._poll(full=True)
+            if self._index is None or synced.failed or self._syncer.wants_full:
+                raise Transient("the catalog cannot be read completely at the moment; try again")
+
+    async def _poll(self, *, full: bool) -> Synced:
         index = await self._usable_index()
         if index is None:
-            return 0
+            return Synced()
         self._polls += 1
-        synced = await self._sync(index, full=self._full_is_due())
+        synced = await self._sync(index, full=full or self._full_is_due())
         if self._touches.due(self._context.clock()):
             await self.flush_touches()
-        return synced.changed
+        return synced
 
     async def _usable_index(self) -> Index | None:
         """The index, made again when it was damaged; None while it cannot be written (then nothing is read either:

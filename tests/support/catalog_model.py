@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from s3kv.catalog.catalog import Catalog
@@ -24,6 +25,7 @@ class RecordingStore(MemoryStore):
     def __init__(self, **options: object) -> None:
         super().__init__(**options)  # type: ignore[arg-type]
         self.history: list[ChunkAdded | ChunkDeleted] = []
+        self.times: list[float] = []  # when each record became durable
         self.dies_in: int | None = None
         self.dies_after = False
 
@@ -40,7 +42,9 @@ class RecordingStore(MemoryStore):
         etag = await super().put_if_absent(key, body)
         if parse_log_key(key) is not None:
             records = decode_segment(b"".join(body_parts(body))).records
-            self.history += [record for record in records if isinstance(record, ChunkAdded | ChunkDeleted)]
+            facts = [record for record in records if isinstance(record, ChunkAdded | ChunkDeleted)]
+            self.history += facts
+            self.times += [self._clock()] * len(facts)
         self._step(after=True)
         return etag
 
@@ -56,10 +60,12 @@ class RecordingStore(MemoryStore):
         self._step(after=True)
         return []
 
-    def stored(self) -> dict[bytes, ChunkAdded]:
-        """Who won, by the rule in words: the later stamp; of equal ones the deletion."""
+    def stored(self, before: float = math.inf) -> dict[bytes, ChunkAdded]:
+        """Who won of what was durable `before`, by the rule in words: the later stamp; of equal ones the deletion."""
         winners: dict[bytes, ChunkAdded | ChunkDeleted] = {}
-        for record in self.history:
+        for record, time in zip(self.history, self.times, strict=True):
+            if time >= before:
+                continue
             held = winners.get(record.chunk_id)
             rank = (*record.stamp, isinstance(record, ChunkDeleted))
             if held is None or rank > (*held.stamp, isinstance(held, ChunkDeleted)):
