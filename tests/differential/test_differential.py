@@ -178,8 +178,7 @@ def test_any_point_of_the_product(data: st.DataObject) -> None:
         check(patch, setting, data.draw(st.integers(0, 1000), "seed"))
 
 
-def test_namespaces_of_ranks_under_attention_dp_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Case 4: what rank 0 saved is a hit on rank 1."""
+def test_case_04_what_one_rank_saved_is_a_hit_on_another_under_attention_dp(monkeypatch: pytest.MonkeyPatch) -> None:
     agent = FakeAgent(64)
     use_agent(monkeypatch, agent)
     config = SimConfig(model=SMALL, tp_size=2, attention_dp=True, ranks="thread", guard=True)
