@@ -7,6 +7,7 @@ records are applied, which is what lets agents read the log with overlap, merge 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from struct import Struct
 from struct import error as StructError
@@ -184,3 +185,21 @@ def locations_of(entry: ChunkEntry) -> list[tuple[bytes, bytes]]:
     """The (block hash, packed location) pairs of a chunk."""
     total = len(entry.blocks)
     return [(block, pack_location(Location(entry.chunk_id, at, total))) for at, block in enumerate(entry.blocks)]
+
+
+def blocks_after(packed: bytes | memoryview | None, location: Location) -> bytes:
+    """The hashes, one after another, that follow `location` in its packed chunk. CorruptData when it is not there."""
+    if packed is None:
+        raise CorruptData(f"chunk {location.chunk_id.hex()} of a block is missing")
+    return bytes(packed[_ROW.size + (location.index + 1) * ID_BYTES : _ROW.size + location.blocks * ID_BYTES])
+
+
+def locations_along(listed: bytes, location: Location, hashes: Sequence[bytes], start: int) -> list[Location]:
+    """Locations of those of `hashes[start:]` that are `listed`, one for one, right after `location`."""
+    chunk_id, index, blocks = location
+    count = min(blocks - index - 1, len(hashes) - start)
+    if listed[: count * ID_BYTES] != b"".join(hashes[start : start + count]):
+        places = (listed[at : at + ID_BYTES] for at in range(0, count * ID_BYTES, ID_BYTES))
+        pairs = zip(places, hashes[start : start + count], strict=True)
+        count = next((at for at, (place, asked) in enumerate(pairs) if place != asked), count)
+    return [Location(chunk_id, at, blocks) for at in range(index + 1, index + 1 + count)]
