@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,6 +28,9 @@ from s3kv.connector.strips import Copies, Numbers, numbers
 
 POLL_S = 0.005
 """How often the agent is asked whether a parked load's blocks have come."""
+
+POLL_IDLE_FACTOR = 4
+"""Asking for many takes time that the engine's other threads want too: afterwards pause this much longer."""
 
 MAX_PAUSE_FACTOR = 32
 """How many times `agent.reconnect_s` the pause between tries to reach a lost agent may grow to."""
@@ -61,6 +65,7 @@ class Loader:
         troubles: Troubles,
         *,
         reconnect_s: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
         self._device = device
@@ -68,6 +73,7 @@ class Loader:
         self._places = places
         self._troubles = troubles
         self._reconnect_s = self._pause_s = reconnect_s
+        self._clock = clock
         self._side = device.new_stream()
         self._lock = threading.Lock()  # guards the four below
         self._parked: dict[int, _Parked] = {}
@@ -159,10 +165,11 @@ class Loader:
     def _run(self) -> None:
         self._device.adopt()
         stream = self._device.new_stream()
+        poll_s = POLL_S
         while True:
             try:
                 waiting = self._waiting()
-                job = self._next(POLL_S if waiting else self._pause_s)
+                job = self._next(poll_s if waiting else self._pause_s)
                 if job is None:
                     return
                 if isinstance(job, threading.Event):
@@ -171,8 +178,10 @@ class Loader:
                     self._give_back(*job)
                 elif not waiting:
                     self._reattach()
+                started = self._clock()
                 for parked in self._waiting():
                     self._advance(parked, stream)
+                poll_s = max(POLL_S, POLL_IDLE_FACTOR * (self._clock() - started))
             except Exception as error:
                 self._troubles.log("load_thread", error)
 

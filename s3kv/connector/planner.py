@@ -15,6 +15,9 @@ from s3kv.connector.scope import request_identity
 from s3kv.identity import Chain, MediaSpan, NamespaceSpec, Scope
 from s3kv.settings import Settings
 
+_DUMMY = ("is_dummy_request", "is_dummy", "is_attention_dp_dummy", "is_cuda_graph_dummy")
+"""How releases mark requests of the runtime's own, which pad a batch."""
+
 
 class Planner:
     """Made once the cache is registered. All calls come from the executor's thread."""
@@ -107,7 +110,7 @@ class Planner:
         request_id = int(request.request_id)
         tokens = _tokens(request)
         identity = None
-        if tokens and not getattr(request, "is_dummy_request", False):
+        if tokens and not any(getattr(request, name, False) is True for name in _DUMMY):
             identity = request_identity(request, self._adapters, self._server_id, len(tokens))
         if identity is None:
             # Under this id there may be an earlier request, or an earlier run of this one.
@@ -128,7 +131,7 @@ class Planner:
     def _prompt_length(self, request: Any, state: RequestState) -> int:
         """Tokens of the prompt, of which one at least must be computed; after a replay it includes generated ones."""
         stated = getattr(request, "prompt_len", None)
-        known = len(state.prompt)
+        known = state.prompt_length
         return min(stated, known) if isinstance(stated, int) and stated > 0 else known
 
     def _release(self, lease: Lease | None) -> None:

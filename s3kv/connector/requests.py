@@ -55,12 +55,16 @@ class Offered:
 
 @dataclass(slots=True)
 class RequestState:
-    """One request between its query and its end. `pages[g]`: page slots by block ordinal, as reported so far."""
+    """One request between its query and its end. `pages[g]`: page slots by block ordinal, as reported so far.
+
+    `prompt` is kept until the first report restates it, to see whether the chain made from it still holds.
+    """
 
     request_id: int
     make_chain: MakeChain
     chain: Chain
     prompt: list[int]
+    prompt_length: int
     salt: str | None
     request: Any = None
     offered: Offered | None = None
@@ -159,7 +163,7 @@ class RequestTracker:
         ending = self.finish(request_id)
         chain = make_chain(None)
         chain.extend(prompt)
-        state = self._states[request_id] = RequestState(request_id, make_chain, chain, prompt, salt)
+        state = self._states[request_id] = RequestState(request_id, make_chain, chain, prompt, len(prompt), salt)
         return state, ending.released
 
     def allocated(self, request: Any, request_id: int, pages: list[list[int]]) -> None:
@@ -275,7 +279,7 @@ class RequestTracker:
             state.chain.extend(tokens)
         state.salt = salt if unseen_salt else state.salt
         state.reported = True
-        state.prompt = tokens
+        state.prompt, state.prompt_length = [], len(tokens)
         state.backlog.clear()
         state.priorities.clear()
         state.pages = [[] for _ in range(self._groups)]
@@ -327,7 +331,7 @@ class RequestTracker:
     def _collect_saves(self, state: RequestState, position: int, honoured: int, scheduled: int, step: Step) -> None:
         complete = completed_blocks(state.chain.tokens, position, honoured, scheduled, self._block)
         complete = min(complete, *map(len, state.pages))
-        limit = NEVER if self._save_generated else len(state.prompt) // self._block
+        limit = NEVER if self._save_generated else state.prompt_length // self._block
         complete = min(complete, limit)
         if complete > state.saved and self._proof.holds:
             step.saves.extend(self._runs(state, complete))

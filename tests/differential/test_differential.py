@@ -27,6 +27,7 @@ from s3kv.sim.workload import WorkloadShape, random_workload
 SMALL = ModelShape(num_layers=2, hidden=32, num_heads=4, num_kv_heads=2, head_dim=8, mlp=32, windows=(None,))
 MODELS = {
     "full": SMALL,
+    "four heads": dataclasses.replace(SMALL, num_kv_heads=4),
     "one window": dataclasses.replace(SMALL, windows=(48,)),
     "narrow window": dataclasses.replace(SMALL, windows=(None, 20)),
     "windows": dataclasses.replace(SMALL, windows=(None, 48)),

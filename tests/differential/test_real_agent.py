@@ -189,3 +189,26 @@ def wait_until_attached(worker: Any) -> None:
             return
         worker.transfers.client.connect()
     raise AssertionError("the worker did not find the new agent")
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_that_are_processes_of_their_own(ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensor parallelism with broadcast and allgather between processes; both lives over one bucket."""
+    from support.connector_rig import CONNECTOR
+
+    setting = Setting("four heads", engine={**V2, **CHUNKED, "tp_size": ranks})
+    settings = settings_for(tmp_path, dataclasses.replace(setting, slots=64), monkeypatch)
+    config = dataclasses.replace(setting.config(), ranks="process")
+    first = random_workload(random.Random(7), PLAIN_SHAPE)
+    with install():
+        for requests in (first, again(first)):
+            expected = plain(dataclasses.replace(config, ranks="thread"), requests)
+
+            def work(agent: RunningAgent, requests: list[SimRequest] = requests) -> list[SimResult]:
+                with Engine(config, CONNECTOR) as engine:
+                    open_catalogs(agent)
+                    return engine.generate(requests)
+
+            results = life(settings, work)
+            assert_same(expected, results)
+    assert sum(result.loaded_tokens for result in results) > 0
