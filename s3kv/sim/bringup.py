@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -37,8 +38,9 @@ def start_rank(
     config: SimConfig, connector: ConnectorConfig | None, comm: Communicator, clock: Callable[[], float]
 ) -> Executor:
     """Builds one rank's executor. Raises BringUpError for what the runtime refuses; a connector's own errors pass."""
-    device = torch.device(config.device, comm.rank) if config.device == "cuda" else torch.device(config.device)
+    device = torch.device(config.device)
     if device.type == "cuda":
+        device = torch.device("cuda", comm.rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
     torch.set_num_threads(config.threads)
     set_rank(comm.rank, comm.size)
@@ -76,6 +78,7 @@ def _attach(config: SimConfig, connector: ConnectorConfig, comm: Communicator, m
     if config.runtime_checks:
         _check_arguments(args, config)
         _check_classes(worker_class, scheduler_class, config, len(manager.groups))
+        _warn_of_window(scheduler_class, manager)
     halves = _build(worker_class, scheduler_class, args, config, comm)
     _register(halves.worker, manager)
     comm.allgather(None)
@@ -156,6 +159,16 @@ def _check_classes(worker_class: Any, scheduler_class: Any, config: SimConfig, g
         missing = [f"{name}{suffix}" for name in _PAIRS if name not in (grouped if suffix else flat)]
         raise BringUpError(
             f"{scheduler_class.__name__} lacks {' and '.join(missing)}, which a cache of {groups} layer group(s) calls"
+        )
+
+
+def _warn_of_window(scheduler_class: Any, manager: CacheManager) -> None:
+    windows = [pool.window for pool in manager.pools]
+    if windows[0] is not None and not _overrides(scheduler_class, f"{_PAIRS[0]}_by_layer_group"):
+        logging.getLogger(__name__).warning(
+            "%s has the flat callbacks alone, and this cache has a window of %d tokens: it reports passed blocks as -1",
+            scheduler_class.__name__,
+            windows[0],
         )
 
 

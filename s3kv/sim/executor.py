@@ -62,8 +62,9 @@ class Executor:
 
     @property
     def idle(self) -> bool:
-        """Whether no request is active, no pages are held and no results are outstanding."""
-        return not (self._active or self._held or self._previous.sampled)
+        """Whether no request is active, no pages are held and no results are outstanding, but for dummies'."""
+        outstanding = (*self._active.values(), *self._held.values(), *self._previous.sampled)
+        return all(active.id >= FIRST_DUMMY_ID for active in outstanding)
 
     def submit(self, spec: SimRequest) -> None:
         """Takes a request in. One that could never run is answered by the next step, with the reason."""
@@ -76,7 +77,10 @@ class Executor:
 
     def reset_reuse(self) -> None:
         """Empties the device's cache of blocks that no request uses."""
-        self.manager.reset_reuse()
+        with using(self.stream):
+            self._guard.check(self._parked(), "between passes")
+            self.manager.reset_reuse()
+            self._guard.arm()
 
     def step(self) -> list[SimResult]:
         """One iteration. Returns the results of the requests that it ended."""
@@ -161,6 +165,7 @@ class Executor:
         while not self.manager.grow(active.id, active.position + 1, active.position):
             if self._previous.sampled:
                 self._flush()
+                batch.generation = [other for other in batch.generation if not other.done]
                 if active.done:
                     return False
             elif not self._pause_latest(keep=active, batch=batch):
@@ -182,8 +187,9 @@ class Executor:
                 return True
         return False
 
-    def _pause(self, active: Active) -> None:
-        self.manager.release(active.id)
+    def _pause(self, active: Active, *, destroy: bool = False) -> None:
+        """Takes a request's pages and makes it start over; `destroy`: with none of them left to reuse."""
+        self.manager.release(active.id, destroy=destroy)
         self.driver.forget(active.request)
         active.request.pause()
         active.allocated, active.position, active.load_range = False, 0, range(0)
@@ -194,12 +200,16 @@ class Executor:
             if chosen and not self.driver.is_parked(active.id):
                 self._flush()
                 if not active.done:
-                    self._pause(active)
+                    self._pause(active, destroy=self._config.replays.destroys(active.id, self.iteration))
 
     def _add_dummy(self) -> None:
         every = self._config.dummies
-        pads = self._config.attention_dp and not self._active
-        if pads or (every and not self._config.attention_dp and self.iteration % every == 0):
+        if self._config.attention_dp:
+            wanted = not self._active
+        else:
+            real = bool(self._active) and max(self._active) < FIRST_DUMMY_ID
+            wanted = real and bool(every) and self.iteration % every == 0
+        if wanted:
             self._dummies += 1
             active = dummy(FIRST_DUMMY_ID + self._dummies, self._config, self._clock())
             self._active[active.id] = active
@@ -362,7 +372,8 @@ class Executor:
         return chain
 
     def check_clean(self) -> None:
-        """Raises ContractError when an idle engine still has pages in use."""
+        """Raises ContractError when an idle engine still has pages in use, but for those of a dummy."""
         used = [pool.used for pool in self.manager.pools]
-        if self.idle and any(used):
-            raise ContractError(f"pages are in use though no request is active: {used} by layer group")
+        holders = [request_id for request_id in self.manager.requests if request_id < FIRST_DUMMY_ID]
+        if self.idle and (holders or (any(used) and not self._active)):
+            raise ContractError(f"pages are in use though no request is active: {used} by group, of {holders}")

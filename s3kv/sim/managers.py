@@ -143,11 +143,14 @@ class CacheManager:
             sequence.node = self._tree.insert(sequence.node, keys[ordinal], pages)
         sequence.committed = max(sequence.committed, len(keys))
 
-    def release(self, request_id: int) -> None:
-        """Takes a request's pages away. Blocks committed before stay for reuse while there is room."""
+    def release(self, request_id: int, *, destroy: bool = False) -> None:
+        """Takes a request's pages away. Blocks committed before stay for reuse while there is room.
+
+        destroy: nothing stays that no other request uses, and the slots are the last to be handed out again.
+        """
         sequence = self._sequences.pop(request_id)
         for pool, pages in zip(self.pools, sequence.pages, strict=True):
-            pool.drop(page for page in reversed(pages) if page != BAD_PAGE_INDEX)
+            pool.drop([page for page in reversed(pages) if page != BAD_PAGE_INDEX], keep=not destroy, last=destroy)
 
     def reset_reuse(self) -> None:
         """Forgets every block that no request uses, as TensorRT-LLM's reset of the reuse state does."""

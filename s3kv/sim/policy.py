@@ -43,7 +43,10 @@ class OfferPolicy:
 
 @dataclass(frozen=True)
 class ReplayPolicy:
-    """How often a running request of a V2 cache loses its pages and is replayed on others."""
+    """How often a running request of a V2 cache loses its pages and is replayed.
+
+    In one replay of two the pages are destroyed, so that the request comes back on others; else it finds some again.
+    """
 
     rate: float = 0.0
     seed: int = 0
@@ -51,3 +54,7 @@ class ReplayPolicy:
     def replays(self, request_id: int, iteration: int) -> bool:
         """Whether a request is replayed in an iteration."""
         return self.rate > 0 and random.Random(f"replay-{self.seed}-{request_id}-{iteration}").random() < self.rate
+
+    def destroys(self, request_id: int, iteration: int) -> bool:
+        """Whether a replay destroys the pages."""
+        return random.Random(f"destroy-{self.seed}-{request_id}-{iteration}").random() < 0.5

@@ -122,8 +122,11 @@ class PagePool:
         self._references[slot] += 1
         self._evictable.pop(slot, None)
 
-    def drop(self, slots: Iterable[int], *, keep: bool = True) -> None:
-        """Takes one reference from each slot. Those left with none stay if kept and `keep`, and are freed otherwise."""
+    def drop(self, slots: Iterable[int], *, keep: bool = True, last: bool = False) -> None:
+        """Takes one reference from each slot. Those left with none stay if kept and `keep`, and are freed otherwise.
+
+        last: the freed slots are the last to be handed out again, not the first.
+        """
         freed = []
         for slot in slots:
             self._references[slot] -= 1
@@ -136,6 +139,9 @@ class PagePool:
                     self._kept.pop(slot)()
                 freed.append(slot)
         self._release(freed)
+        if last and freed:
+            del self._free[-len(freed) :]
+            self._free[:0] = freed
 
     def evict_all(self) -> None:
         """Frees every slot that only the reuse tree knows."""

@@ -262,7 +262,9 @@ def _rank_main(
 
 
 def _join_group(rank: int, config: SimConfig, port: int) -> Communicator:
-    backend = "cpu:gloo,cuda:nccl" if config.device == "cuda" else "gloo"
+    # NCCL wants a device for every rank; gloo takes several ranks on one.
+    has_devices = config.device == "cuda" and torch.cuda.device_count() >= config.tp_size
+    backend = "cpu:gloo,cuda:nccl" if has_devices else "gloo"
     torch.distributed.init_process_group(
         backend, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=config.tp_size
     )

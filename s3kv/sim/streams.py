@@ -54,8 +54,12 @@ class HostStream:
 
 
 def make_stream(device: torch.device) -> Any:
-    """The stream that the forward passes of a rank run on."""
-    return torch.cuda.Stream(device) if device.type == "cuda" else HostStream()  # type: ignore[no-untyped-call]
+    """The stream that the forward passes of a rank run on, after what the current stream has been given so far."""
+    if device.type != "cuda":
+        return HostStream()
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream(device))
+    return stream
 
 
 def using(stream: Any) -> AbstractContextManager[Any]:
