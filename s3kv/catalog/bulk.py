@@ -20,7 +20,9 @@ from numpy.typing import NDArray
 
 from s3kv.catalog.admission import Admission
 from s3kv.catalog.entry import BLOCK_VALUE_BYTES, US
-from s3kv.catalog.index import Counts, Index, IndexDamaged, Mark, translated
+from s3kv.catalog.faults import IndexDamaged, translated
+from s3kv.catalog.index import Counts, Index
+from s3kv.catalog.names import Mark
 from s3kv.format.columns import GROUP, KIND_ADDED, ROW, SnapshotBlock
 from s3kv.format.limits import ID_BYTES
 from s3kv.format.records import SECONDS_PER_HOUR, hour_of

@@ -25,20 +25,18 @@ from pathlib import Path
 from typing import Any
 
 from s3kv.catalog.announce import announce
-from s3kv.catalog.compaction import Compaction, fold, is_due, sweep
+from s3kv.catalog.compaction import Compaction, fold, is_due, sweep, waits_for_sweep
 from s3kv.catalog.context import Context, hour_for
 from s3kv.catalog.entry import ChunkEntry, Location, Tombstone, is_stored, unpack
-from s3kv.catalog.index import Index, IndexDamaged, IndexUnwritable, Mark
-from s3kv.catalog.names import SNAPSHOT_AGENT, packed
+from s3kv.catalog.faults import IndexDamaged, IndexUnwritable
+from s3kv.catalog.index import Index
+from s3kv.catalog.names import SNAPSHOT_AGENT, Mark, packed
 from s3kv.catalog.rebuild import Rebuilt, rebuild
-from s3kv.catalog.segments import split_records
+from s3kv.catalog.segments import SegmentWriter, split_records
 from s3kv.catalog.sync import SnapshotUnusable, Synced, Syncer
 from s3kv.catalog.touches import Touches
-from s3kv.errors import AlreadyExists, ConfigError, StoreError, Transient
-from s3kv.format.keys import log_key
-from s3kv.format.limits import U32
+from s3kv.errors import ConfigError, StoreError, Transient
 from s3kv.format.records import ChunkAdded, ChunkDeleted, DeleteReason, Record, Stamp
-from s3kv.format.segment import encode_segment
 from s3kv.format.snapshot import SegmentName
 from s3kv.identity import NamespaceSpec
 from s3kv.settings import CatalogSettings
@@ -46,7 +44,6 @@ from s3kv.store import Store
 
 FULL_EVERY = 20
 """Every so many polls list the whole log: see `sync`."""
-NAME_TRIES = 8
 RESTART_PAUSE_S = 30.0
 """Between tries to make the index again: each may read a whole snapshot."""
 HIDDEN_MAX = 65_536
@@ -78,12 +75,12 @@ class Catalog:
         self._syncer = Syncer(self._context)
         self._index: Index | None = None
         self._syncing = asyncio.Lock()
+        self._segments = SegmentWriter(self._context, self._agent_id)
         self._touches = Touches()
         self._last_us = 0
-        self._seq = 0
         self._polls = 0
         self._last_full_s: float | None = None
-        self._last: Synced | None = None
+        self._wants_compaction = False
         self._unwritable = False
         self._damaged = False
         self._hidden: set[bytes] = set()
@@ -215,25 +212,11 @@ class Catalog:
         touches = self._touches.take()
         try:
             for part in split_records([*stamped, *touches]):
-                await self._write_segment(part)
+                await self._apply_own(await self._segments.write(part, self._tick), part)
         except BaseException:
             self._touches.put_back(touches)
             raise
         self._context.counters.records_published += len(stamped)
-
-    async def _write_segment(self, records: Sequence[Record]) -> None:
-        spec = self._context.spec
-        for attempt in range(NAME_TRIES):
-            name = SegmentName(self._tick(), self._agent_id, self._seq)
-            self._seq = (self._seq + 1) & U32
-            body = encode_segment(records, name.agent, name.seq, spec.digest)
-            try:
-                await self._context.store.put_if_absent(log_key(spec.name, *name), body)
-                break
-            except AlreadyExists:  # another agent of the same id, or a lost answer: under a new name it is harmless
-                if attempt == NAME_TRIES - 1:
-                    raise
-        await self._apply_own(name, records)
 
     async def _apply_own(self, name: SegmentName, records: Sequence[Record]) -> None:
         index = self._index
@@ -345,7 +328,8 @@ class Catalog:
         synced = await self._syncer.sync(index, full=full)
         self._last_us = max(self._last_us, synced.latest_us)
         if full:
-            self._last, self._last_full_s = synced, self._context.clock()
+            self._last_full_s = self._context.clock()
+            self._wants_compaction = is_due(synced, self._compact_after) or waits_for_sweep(synced)
             self._context.counters.full_listings += 1
         return synced
 
@@ -373,10 +357,7 @@ class Catalog:
 
     def wants_compaction(self) -> bool:
         """Whether the last full listing saw enough to fold, or something that waits to be deleted."""
-        last = self._last
-        if last is None or self._index is None or self._unwritable:
-            return False
-        return is_due(last, self._compact_after) or (len(last.log) > last.unfolded and len(last.snapshots) > 0)
+        return self._wants_compaction and self._index is not None and not self._unwritable
 
     async def compact(self, *, force: bool = False) -> Compaction:
         """Folds the log into a snapshot when that is due, or anyway with `force`, and deletes what older ones hold.
@@ -393,7 +374,7 @@ class Catalog:
             if force or is_due(synced, self._compact_after):
                 done, snapshot = await fold(self._context, index, synced, self._tick())
             deleted, failed = await sweep(self._context, synced, snapshot)
-            self._last = None
+            self._wants_compaction = False
             return replace(done, deleted=deleted, failed=failed)
 
     async def rebuild(self) -> Rebuilt:

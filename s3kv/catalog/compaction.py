@@ -22,7 +22,8 @@ from dataclasses import dataclass
 
 from s3kv.catalog import names
 from s3kv.catalog.context import Context
-from s3kv.catalog.index import Index, Mark
+from s3kv.catalog.index import Index
+from s3kv.catalog.names import Mark
 from s3kv.catalog.snapshots import Snapshot, next_epoch, read_header, write_snapshot
 from s3kv.catalog.sync import Listed, Synced, fold_marks, split_covers
 from s3kv.errors import CorruptData, NotFound
@@ -52,6 +53,11 @@ def is_due(synced: Synced, after_segments: float) -> bool:
         return False
     snapshot_bytes = max((snapshot.meta.size for snapshot in synced.snapshots), default=0)
     return synced.unfolded >= PATIENCE * after_segments or synced.unfolded_bytes * AMORTIZE >= snapshot_bytes
+
+
+def waits_for_sweep(synced: Synced) -> bool:
+    """Whether folded segments are still listed: they go once their snapshot is old enough."""
+    return bool(synced.snapshots) and len(synced.log) > synced.unfolded
 
 
 async def fold(context: Context, index: Index, synced: Synced, time_us: int) -> tuple[Compaction, Snapshot | None]:

@@ -14,13 +14,12 @@ Tables: `blocks`: hash -> locations, preferred first (sorted duplicates); `chunk
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from enum import IntEnum
 from pathlib import Path
 from struct import Struct
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 import lmdb
 
@@ -39,23 +38,13 @@ from s3kv.catalog.entry import (
     unpack,
     unpack_location,
 )
+from s3kv.catalog.faults import IndexDamaged, IndexUnwritable, translated
 from s3kv.catalog.folder import Marker, boot_id, lock_folder, read_marker, wipe, write_marker
-from s3kv.errors import ConfigError, CorruptData, S3kvError
+from s3kv.catalog.names import NO_MARKS, Mark, Source
+from s3kv.errors import ConfigError
+from s3kv.format.limits import ID_BYTES
 from s3kv.format.records import ChunkAdded, Record
 
-Source = Literal["log", "snaps"]
-
-
-class Mark(IntEnum):
-    """What was done about a segment or snapshot."""
-
-    NONE = 0
-    APPLIED = 1
-    FOLDED = 2  # applied, and a listed snapshot holds it
-    BAD = 3  # cannot be read: skipped
-
-
-NO_MARKS: Mapping[bytes, Mark] = {}
 TABLES = ("blocks", "chunks", "log", "snaps", "meta")
 WORTH_A_LOOK = 3  # blocks left in a chunk from which on it is cheaper to read its list than to look for each
 TRANSACTION_BLOCKS = 16_384  # random inserts dirty a page each: at most 64 MiB of memory a transaction
@@ -66,14 +55,6 @@ _U64 = Struct("<Q")
 _F64 = Struct("<d")
 
 
-class IndexUnwritable(S3kvError):
-    """Disk or map is full. Nothing of the transaction was kept; lookups go on. Next: count it, try again later."""
-
-
-class IndexDamaged(S3kvError):
-    """The index cannot be read. Next: throw it away and load it from the bucket."""
-
-
 @dataclass(slots=True)
 class Counts:
     """Of the whole index. A block that two chunks hold counts twice in `blocks`."""
@@ -82,19 +63,6 @@ class Counts:
     bytes: int = 0
     tombstones: int = 0
     blocks: int = 0
-
-
-@contextmanager
-def translated(*, writing: bool) -> Iterator[None]:
-    """lmdb's errors, and the disk's, as ours."""
-    try:
-        yield
-    except (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PanicError, lmdb.InvalidError, CorruptData) as error:
-        raise IndexDamaged(f"catalog index is damaged: {error}") from error
-    except (lmdb.Error, OSError) as error:
-        if writing:
-            raise IndexUnwritable(f"catalog index cannot be written: {error}") from error
-        raise IndexDamaged(f"catalog index cannot be read: {error}") from error
 
 
 class Index:
@@ -136,6 +104,7 @@ class Index:
                 index = cls(env, folder, marker, lock)
                 if not index.flag("loading"):
                     env.reader_check()  # a reader that was killed would keep old pages for ever
+                    index.forget_bad()
                     return index
             env.close()
         wipe(folder)
@@ -189,8 +158,8 @@ class Index:
         found: list[Location] = []
         chunks = self.tables["chunks"]
         with translated(writing=False), self._env.begin(db=self.tables["blocks"]) as txn:
-            while len(found) < len(hashes) and (value := txn.get(hashes[len(found)])) is not None:
-                location = unpack_location(bytes(value))
+            while len(found) < len(hashes) and (value := _value(txn, hashes[len(found)])) is not None:
+                location = unpack_location(value)
                 found.append(location)
                 if location.blocks - location.index > WORTH_A_LOOK and len(found) < len(hashes):
                     listed = blocks_after(txn.get(location.chunk_id, db=chunks), location)
@@ -204,7 +173,7 @@ class Index:
 
     def get(self, chunk_id: bytes) -> Entry | None:
         with translated(writing=False), self._env.begin(db=self.tables["chunks"]) as txn:
-            value = txn.get(chunk_id)
+            value = _value(txn, chunk_id)
             return unpack(value) if value is not None else None
 
     def packed(self, after: bytes, limit: int) -> list[tuple[bytes, bytes]]:
@@ -316,6 +285,16 @@ class Index:
 
         return self.write(drop)
 
+    def forget_bad(self) -> None:
+        """Drops the marks of segments that could not be read: this release may know what an older one did not."""
+
+        def drop(txn: lmdb.Transaction) -> int:
+            with txn.cursor(db=self.tables["log"]) as cursor:
+                bad = [bytes(name) for name, mark in cursor.iternext() if bytes(mark)[0] == Mark.BAD]
+            return sum(txn.delete(name, db=self.tables["log"]) for name in bad)
+
+        self.write(drop)
+
     def prune_tombstones(self, noted_before_hour: int) -> int:
         """Drops tombstones learned of before that hour. Returns how many."""
         dropped = 0
@@ -398,6 +377,12 @@ class Index:
 
     def _put_counts(self, txn: lmdb.Transaction, counts: Counts) -> None:
         txn.put(b"counts", _COUNTS.pack(counts.chunks, counts.bytes, counts.tombstones), db=self.tables["meta"])
+
+
+def _value(txn: lmdb.Transaction, key: bytes) -> bytes | None:
+    """lmdb refuses some keys; what is no hash is simply not there."""
+    value = txn.get(key) if len(key) == ID_BYTES else None
+    return None if value is None else bytes(value)
 
 
 def _environment(folder: Path, map_bytes: int | None) -> lmdb.Environment:

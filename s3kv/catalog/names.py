@@ -6,7 +6,10 @@ of the agent SNAPSHOT_AGENT, which no agent may be, with the epoch as sequence n
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from enum import IntEnum
 from struct import Struct
+from typing import Literal
 
 from s3kv.format.keys import LogKey, SnapKey
 from s3kv.format.limits import U32
@@ -36,3 +39,18 @@ def of_segment(key: LogKey) -> SegmentName | None:
 def of_snapshot(key: SnapKey) -> SegmentName | None:
     """None for an epoch that no compaction reaches."""
     return None if key.epoch > U32 else SegmentName(key.time_us, SNAPSHOT_AGENT, key.epoch)
+
+
+Source = Literal["log", "snaps"]
+
+
+class Mark(IntEnum):
+    """What was done about a segment or snapshot."""
+
+    NONE = 0
+    APPLIED = 1
+    FOLDED = 2  # applied, and a listed snapshot holds it
+    BAD = 3  # cannot be read: skipped
+
+
+NO_MARKS: Mapping[bytes, Mark] = {}

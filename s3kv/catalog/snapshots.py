@@ -17,7 +17,8 @@ import numpy as np
 from s3kv.catalog import names
 from s3kv.catalog.context import Context
 from s3kv.catalog.entry import is_stored
-from s3kv.catalog.index import Index, translated
+from s3kv.catalog.faults import translated
+from s3kv.catalog.index import Index
 from s3kv.errors import CorruptData
 from s3kv.format.columns import GROUP, ROW, SnapshotBlock
 from s3kv.format.keys import parse_snap_key, snap_key, snap_prefix

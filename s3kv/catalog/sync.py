@@ -20,7 +20,8 @@ from s3kv.catalog import names
 from s3kv.catalog.bulk import BulkLoader
 from s3kv.catalog.context import Context, hour_for
 from s3kv.catalog.entry import US
-from s3kv.catalog.index import Index, Mark
+from s3kv.catalog.index import Index
+from s3kv.catalog.names import Mark
 from s3kv.catalog.snapshots import Snapshot, list_snapshots, read_blocks, read_header
 from s3kv.errors import CorruptData, NotFound, S3kvError, StoreError
 from s3kv.format.columns import SnapshotBlock

@@ -14,8 +14,10 @@ import pytest
 from support.catalogs import T0, FakeClock, Node, added, block, chain, namespace, state
 
 from s3kv.catalog.entry import ChunkEntry, Tombstone, pack, unpack
+from s3kv.catalog.faults import IndexUnwritable
 from s3kv.catalog.folder import read_marker
-from s3kv.catalog.index import Index, IndexUnwritable, Mark
+from s3kv.catalog.index import Index
+from s3kv.catalog.names import Mark
 from s3kv.errors import ConfigError, CorruptData
 from s3kv.format.records import ChunkDeleted, DeleteReason, Stamp
 from s3kv.store.memory import MemoryStore
@@ -87,6 +89,25 @@ def test_damaged_files_are_thrown_away(tmp_path):
         again.destroy()
     (tmp_path / "marker.json").write_text("[]")
     assert read_marker(tmp_path) is None
+
+
+def test_what_is_no_hash_is_not_there(tmp_path):
+    index = opened(tmp_path)
+    fill(index, 1)
+    for key in (b"", b"short", b"x" * 17, b"x" * 5000):
+        assert index.lookup([key]) == [] and index.get(key) is None
+        assert len(index.lookup([chain((1, 0), 3)[0], key])) == 1
+    index.close()
+
+
+def test_unreadable_segments_are_tried_again_after_a_restart(tmp_path):
+    index = opened(tmp_path)
+    bad, good = bytes(15) + b"b", bytes(15) + b"g"
+    index.apply((), log={bad: Mark.BAD, good: Mark.APPLIED})
+    index.close()
+    again = opened(tmp_path)
+    assert again.marks("log", [bad, good]) == [Mark.NONE, Mark.APPLIED]
+    again.close()
 
 
 def test_a_load_that_did_not_end_is_thrown_away(tmp_path):

@@ -13,7 +13,8 @@ from unittest import mock
 
 from s3kv.catalog import catalog, sync
 from s3kv.catalog.entry import ChunkEntry, Entry, Location, Tombstone, merge, pack
-from s3kv.catalog.index import NO_MARKS, Counts, Mark, Source
+from s3kv.catalog.index import Counts
+from s3kv.catalog.names import NO_MARKS, Mark, Source
 from s3kv.format.records import Record
 
 SCRATCH = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
