@@ -27,10 +27,6 @@ def packed(name: SegmentName) -> bytes:
     return _NAME.pack(*name)
 
 
-def unpacked(data: bytes) -> SegmentName:
-    return SegmentName(*_NAME.unpack(data))
-
-
 def of_segment(key: LogKey) -> SegmentName | None:
     """None for an agent that does not exist."""
     return None if key.agent == SNAPSHOT_AGENT else SegmentName(key.time_us, key.agent, key.seq)

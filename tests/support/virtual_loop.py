@@ -43,7 +43,7 @@ class SeededLoop(asyncio.BaseEventLoop):
             timer = heapq.heappop(scheduled)
             timer._scheduled = False
             ready.append(timer)
-        at = self._rng.randrange(len(ready))
+        at = int(self._rng.random() * len(ready))
         ready.rotate(-at)
         handle = ready.popleft()
         ready.rotate(at)
