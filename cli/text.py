@@ -30,13 +30,13 @@ def number(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`5400` -> `1.5 h`; `0.004` -> `4.0 ms`."""
-    if seconds < 1:
+    """`5400` -> `1.5 h`; `0.004` -> `4.0 ms`; `0` -> `0 s`."""
+    if 0 < seconds < 1:
         return f"{seconds * 1000:.1f} ms"
     for span, unit in _SPANS:
         if seconds >= span:
             return f"{seconds / span:.1f} {unit}"
-    return f"{seconds:.1f} s"
+    return f"{seconds:.1f} s" if seconds else "0 s"
 
 
 def moment(seconds: float) -> str:

@@ -27,6 +27,8 @@ from s3kv.store import DeleteError, Store
 from s3kv.store.base import DELETE_BATCH_KEYS
 
 PUBLISH_CHUNKS = 10_000
+GRACE_STEP_S = 1.0
+"""How often a person who waits hears of it."""
 _US = 1_000_000
 _REASONS = {Reason.SUPERSEDED: DeleteReason.REPLACED}
 
@@ -132,7 +134,7 @@ class _Run:
     async def wait(self) -> None:
         left = self._pace.grace_s
         while left > 0:
-            step = min(left, self._pace.lease_s / 3)
+            step = min(left, self._pace.lease_s / 3, GRACE_STEP_S)
             await self._pace.sleep(step)
             await self._beat()
             self._progress.waited(step)
