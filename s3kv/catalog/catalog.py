@@ -94,8 +94,8 @@ class Catalog:
     async def open(self) -> None:
         """Makes the namespace known, opens the index and joins all that is listed. May be called again when it raised.
 
-        Raises ConfigError (the prefix is of another format, the folder cannot be used, the store refuses) and
-        StoreError (try again; until then lookups find nothing and publishing works).
+        Raises ConfigError (the prefix is of another format, the folder cannot be used, the store refuses), StoreError
+        and IndexUnwritable (try again; until then lookups find nothing and publishing works).
         """
         async with self._syncing:
             if self._index is None:
@@ -379,6 +379,7 @@ class Catalog:
 
     async def rebuild(self) -> Rebuilt:
         """Makes the catalog again from the chunks' headers: see `rebuild`. Raises StoreError, ConfigError."""
+        self._syncer.wants_full = True  # but not `catch_up`: a log that cannot be read is a reason to rebuild
         await self.poll()
         if self._index is None:
             raise ConfigError(f"catalog.index_dir: the index in {self._folder} cannot be used")

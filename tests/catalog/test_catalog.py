@@ -273,6 +273,22 @@ async def test_a_segment_that_cannot_be_fetched_is_read_later(nodes, store, cloc
     assert len(b.lookup(chain("first", 1))) == 1
 
 
+async def test_catching_up_reads_all_that_is_listed_or_raises(nodes, store, clock):
+    a, b = await nodes(1).start(), await nodes(2).start()
+    await a.publish([added(namespace(), chain("now", 1))])
+    await b.poll()
+    late = added(namespace(), chain("late", 1), time_us=int((clock() - 5000) * 1e6), agent=9)
+    key = log_key(namespace().name, late.stamp.time_us, 9, 0)
+    await store.put(key, encode_segment([late], 9, 0, namespace().digest))
+    assert await b.poll() == 0  # a put that took an hour and more
+    store.fails = lambda asked: asked == key
+    with pytest.raises(Transient):
+        await b.catch_up()
+    store.fails = lambda asked: False
+    await b.catch_up()
+    assert len(b.lookup(late.blocks)) == 1
+
+
 async def test_an_outage_at_the_start_is_an_error_that_passes(nodes, store):
     a = nodes(1)
     store.fails = lambda key: key.startswith("ns/")
