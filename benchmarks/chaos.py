@@ -1,7 +1,8 @@
 """`python -m benchmarks.chaos --seeds 0-499`: seeded chaos over real processes; totals and failing seeds as JSON.
 
-One seed is one run (`chaos_plan`, `chaos_run`). `--share-s3 0.25`: that share of the seeds runs against SeaweedFS behind
-the faulty proxy, the others against a folder, with faults drawn in the agents. `--keep` leaves a failing run's folder.
+One seed is one run (`chaos_plan`, `chaos_run`). `--share-s3 0.25`: that share of the seeds runs against SeaweedFS
+behind the faulty proxy, the others against a folder, with faults drawn in the agents. `--keep` leaves a failing run's
+folder.
 """
 
 from __future__ import annotations
@@ -45,13 +46,15 @@ def scratch(seed: int, *, keep: bool = False) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def run_seed(seed: int, folder: Path, place: S3Place | None = None) -> Outcome:
-    """One run; with a `place` against that server behind a proxy of its own."""
+def run_seed(seed: int, folder: Path, place: S3Place | None = None, *, fair: bool = False) -> Outcome:
+    """One run; with a `place` against that server behind a proxy of its own. `fair`: without any fault."""
+    plan = make_plan(seed, "file" if place is None else "s3")
+    plan = plan.without_faults() if fair else plan
     if place is None:
-        return ChaosRun(make_plan(seed, "file"), folder, {"url": f"file://{folder}/store"}).run()
+        return ChaosRun(plan, folder, {"url": f"file://{folder}/store"}).run()
     place = place.fresh()
     with faulty_proxy(place.endpoint) as proxy:
-        return ChaosRun(make_plan(seed, "s3"), folder, place.values(path_style=True), proxy).run()
+        return ChaosRun(plan, folder, place.values(path_style=True), proxy).run()
 
 
 def totals(outcomes: list[Outcome]) -> dict[str, Any]:
@@ -82,6 +85,7 @@ def main() -> int:
     parser.add_argument("--budget-s", type=float, default=float("inf"), help="begin no run after so long")
     parser.add_argument("--out", type=Path, help="append one JSON line a run here")
     parser.add_argument("--keep", action="store_true")
+    parser.add_argument("--fair", action="store_true", help="the same workloads without faults")
     parser.add_argument("--commit", default=commit(), help="noted with each run")
     arguments = parser.parse_args()
     first, _, last = arguments.seeds.partition("-")
@@ -106,7 +110,7 @@ def _one(seed: int, place: S3Place | None, arguments: argparse.Namespace) -> Out
     keep, out = arguments.keep, arguments.out
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix=f"s3kv-chaos-{seed}-", dir=SCRATCH))
-        outcome = run_seed(seed, folder, place)
+        outcome = run_seed(seed, folder, place, fair=arguments.fair)
         if not (keep and outcome.problems):
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
     kept = f" (kept in {folder})" if keep and outcome.problems else ""

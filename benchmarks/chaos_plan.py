@@ -7,7 +7,7 @@ the machine's doing; a seed that failed is therefore run a few times when it is 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from s3kv.sim.config import SimRequest
@@ -110,6 +110,12 @@ class ChaosPlan:
     engine_deaths: tuple[Death, ...] = ()
     collector_deaths: tuple[Death, ...] = ()
     salts: tuple[str, ...] = field(default=())
+
+    def without_faults(self) -> ChaosPlan:
+        """The same workload in fair weather: what a failing seed is compared with."""
+        return replace(
+            self, rates={}, http_rate=0.0, actions=(), agent_deaths=(), engine_deaths=(), collector_deaths=()
+        )
 
 
 def make_plan(seed: int, store: StoreKind) -> ChaosPlan:

@@ -70,10 +70,11 @@ class DeadlyStore(StoreWrapper):
         super().__init__(inner)
         self._death = death
         self._left = death.nth
+        self.armed = True
 
     async def _around(self, operation: str, key: str, call: Callable[[], Any]) -> Any:
         death = self._death
-        if operation != death.operation or death.kind not in (kind_of(key), _list_kind(key)):
+        if not self.armed or operation != death.operation or death.kind not in (kind_of(key), _list_kind(key)):
             return await call()
         self._left -= 1
         if self._left == 0 and not death.after:
@@ -154,7 +155,8 @@ def agent_main(
 
 
 async def _agent(settings: Settings, plan: FaultPlan, death: Death | None, pipe: Any) -> int:
-    agent = Agent(settings, store=open_harmed(settings, plan, death))
+    store = open_harmed(settings, plan, death)
+    agent = Agent(settings, store=store)
     loop = asyncio.get_running_loop()
     stopping: set[asyncio.Task[Any]] = set()
 
@@ -169,6 +171,8 @@ async def _agent(settings: Settings, plan: FaultPlan, death: Death | None, pipe:
             return
         if what == "rates":
             plan.rates = {Fault(name): rate for name, rate in values[0].items()}
+            if isinstance(store.inner, DeadlyStore):
+                store.inner.armed = False
         elif what == "outage":
             plan.outage = values[0]
         else:
@@ -218,7 +222,7 @@ def report(agent: Agent, plan: FaultPlan) -> dict[str, Any]:
 
 
 def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 def _resident_kib() -> int:

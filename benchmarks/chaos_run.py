@@ -81,6 +81,12 @@ class Member:
     def alive(self) -> bool:
         return self.process is not None and self.process.is_alive()
 
+    @property
+    def pids(self) -> list[int]:
+        """Its own and, of an engine, its ranks'."""
+        ranks = self.ready[0] if self.ready and isinstance(self.ready[0], list) else []
+        return [self.process.pid, *ranks]
+
     def signal(self, number: signal.Signals) -> bool:
         if not self.alive:
             return False
@@ -89,8 +95,9 @@ class Member:
         return True
 
     def tell(self, *message: Any) -> None:
-        with suppress(OSError):
-            self.pipe.send(message)
+        if self.pipe is not None:
+            with suppress(OSError):
+                self.pipe.send(message)
 
     def end(self) -> None:
         if self.process is not None and self.process.is_alive():
@@ -120,8 +127,8 @@ class ChaosRun:
         self.spares: list[Member] = []
         self._others: dict[int, harm.OtherVersion] = {}
         self._lifts: list[Callable[[], None]] = []
-        self._agent_deaths: list[Death | None] = list(plan.agent_deaths)
-        self._engine_deaths: list[Death | None] = list(plan.engine_deaths)
+        self._agent_deaths: list[Death | None] = list(plan.agent_deaths) or [None] * plan.agents
+        self._engine_deaths: list[Death | None] = list(plan.engine_deaths) or [None] * len(plan.engines)
         self._collector_deaths: list[Death | None] = list(plan.collector_deaths)
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
@@ -273,6 +280,8 @@ class ChaosRun:
             self.outcome.notes["requests held until cancelled"] += len(values[0])
             if self.plan.sections["load"]["policy"] != "park":
                 self.problem(f"requests {values[0]} made no progress")
+        elif what == "error" and "the process of rank" in values[0]:
+            self.outcome.kills["engine that lost a rank"] += 1  # the runtime's own end: nothing can be served
         elif what == "error" and not member.stopping:
             self.problem(f"an engine stopped: {values[0]}")
 
@@ -298,8 +307,7 @@ class ChaosRun:
                 self._note_end("agent", agent.process.exitcode)
                 self._lived[node] = False
                 agent.process = None
-                if self._storm:
-                    self.later(RESTART_S, lambda node=node: self._restart_agent(node))  # type: ignore[misc]
+                self.later(RESTART_S, lambda node=node: self._restart_agent(node))  # type: ignore[misc]
         for index, engine in enumerate(self.engines):
             if engine.process is not None and not engine.alive:
                 self._drain_pipe(engine)
@@ -313,13 +321,15 @@ class ChaosRun:
                 self.problem("a collector failed: see collector.log")
             self.collectors.remove(collector)
         for member in (*self.agents, *self.engines, *self.collectors):
-            if member.alive and not member.stopping and _stopped(member.process.pid):
+            if member.alive and not member.stopping and any(_stopped(pid) for pid in member.pids):
                 member.stopping = True
                 self.outcome.kills["stopped at a step"] += 1
                 self.later(self.rng.uniform(0.05, 0.4), lambda member=member: self._wake(member))  # type: ignore[misc]
 
     def _wake(self, member: Member) -> None:
-        member.signal(signal.SIGCONT)
+        for pid in member.pids if member.alive else ():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
         member.stopping = False
 
     def _drain_pipe(self, member: Member) -> None:
@@ -328,12 +338,14 @@ class ChaosRun:
                 self._heard(member, *member.pipe.recv())
 
     def _restart_agent(self, node: int) -> None:
-        if self._storm and not self.agents[node].alive:
+        if not self.agents[node].alive:
             self._start_agent(node)
 
     def _note_end(self, who: str, code: int) -> None:
         if code == -signal.SIGKILL:
             self.outcome.kills[f"{who} killed"] += 1
+        elif code == -signal.SIGTERM:
+            self.outcome.kills[f"{who} terminated while it started"] += 1
         elif code < 0 or code > 4:
             self.problem(f"an {who} ended with status {code}")
         elif who == "agent":
@@ -516,6 +528,7 @@ class ChaosRun:
         for member in (*self.agents, *self.engines):
             self._wake(member)
         self._timers.clear()
+        self._limited = False
         self._tend()
         for node, agent in enumerate(self.agents):
             if agent.alive:
@@ -562,8 +575,7 @@ class ChaosRun:
         for node in range(self.plan.agents):
             with self._talking(node) as talk:
                 drained = talk.call(Drain(talk.next_id(), 10.0), Drained, timeout_s=20.0)
-                if drained.unsaved_blocks:
-                    self.problem(f"{when}: agent {node} did not store {drained.unsaved_blocks} blocks")
+                self.outcome.notes[f"blocks not stored {when.partition(' round')[0]}"] += drained.unsaved_blocks
             self._wait_quiet(node, when)
             with self._talking(node) as talk:
                 talk.call(Forget(talk.next_id(), ""), Done, timeout_s=10.0)
@@ -598,10 +610,14 @@ class ChaosRun:
         self._start(healer, processes.engine_main, *arguments, name="healer")
         block = SimConfig.from_json(self.plan.sim).tokens_per_block
         loadable = sum((len(request.prompt_tokens) - 1) // block * block for request in self.plan.requests)
+        # V1 reports no pages of a window that has moved on, so it never saves the blocks of long prompts whole: there
+        # the hit rate that can be had is the one that does not rise any more, as without faults.
+        settles = self.plan.sim["manager"] == "v1" and len(self.plan.sim["model"]["windows"]) > 1
+        loaded = -1
         for number in range(1, HEAL_ROUNDS + 1):
-            loaded = self._one_round(healer)
+            before, loaded = loaded, self._one_round(healer)
             self._flush_while_attached(f"healing round {number}")
-            if loaded >= loadable:
+            if loaded >= loadable or (settles and loaded == before):
                 self.outcome.notes[f"healed by round {number}"] += 1
                 break
             healer.tell("again")
