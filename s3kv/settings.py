@@ -85,7 +85,7 @@ class TierSettings(Section):
 
 class SaveSettings(Section):
     enabled: bool = True
-    ring_max_bytes: Bytes = Field(1 * GIB, description="Cap of the snapshot ring in GPU memory.")
+    ring_max_bytes: Bytes = Field(2 * GIB, description="Cap of the snapshot ring in GPU memory (two passes' blocks).")
     min_priority: int = Field(0, ge=0, le=100, description="Blocks of lower retention priority are not saved.")
     generated: bool = Field(True, description="Save blocks that hold generated tokens too.")
 

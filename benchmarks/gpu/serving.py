@@ -134,13 +134,17 @@ class Serving:
             self.driver.allocated(request, [held])
         request.context_current_position = loaded
         fresh = torch.tensor(tokens, device="cuda")
-        token = torch.zeros(())
+        token, previous = torch.zeros(()), None
         while request.context_remaining_length:
             request.context_chunk_size = min(CHUNK, request.context_remaining_length)
             start = request.context_current_position
             end = start + request.context_chunk_size
             self.pass_over([request], lambda s=start, e=end: self.model.prefill(fresh[s:e], s, table))  # type: ignore[misc]
             token = self.result
+            if previous is not None:
+                previous.synchronize()  # as the overlap scheduler does: at most one pass ahead of the device
+            previous = torch.cuda.Event()
+            previous.record()
             request.context_current_position = end
         token.item()
         seconds = time.perf_counter() - begin

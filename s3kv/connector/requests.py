@@ -284,7 +284,7 @@ class RequestTracker:
         state.priorities.clear()
         state.pages = [[] for _ in range(self._groups)]
         self._append_pages(state, data)
-        self._proof.see(len(tokens), len(state.pages[0]))
+        self._proof.see_prompt(len(tokens), len(state.pages[0]))
 
     def _honour(self, state: RequestState, offered: Offered, position: int, step: Step) -> int:
         honoured = honoured_tokens(state.request, offered, position)
@@ -314,7 +314,7 @@ class RequestTracker:
             self._append_pages(state, report)
         state.backlog.clear()
         state.chain.extend(fresh)
-        self._proof.see(state.chain.tokens, len(state.pages[0]))
+        self._proof.see_growth(state.chain.tokens, len(state.pages[0]))
         self._collect_saves(state, int(data.computed_position), 0, int(data.num_scheduled_tokens), step)
 
     def _append_pages(self, state: RequestState, data: Any) -> None:

@@ -91,6 +91,6 @@ class SnapshotRing:
         return self._strip.narrow(part.offset, part.size)
 
 
-def ring_rows(row_bytes: int, max_bytes: int, blocks_a_pass: int) -> int:
-    """One pass's worth of blocks, as far as `save.ring_max_bytes` allows; one at least."""
-    return max(1, min(blocks_a_pass, max_bytes // max(1, row_bytes)))
+def ring_rows(row_bytes: int, max_bytes: int, wanted_rows: int) -> int:
+    """The rows wanted, as far as `save.ring_max_bytes` allows; one at least."""
+    return max(1, min(wanted_rows, max_bytes // max(1, row_bytes)))

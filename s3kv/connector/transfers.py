@@ -33,7 +33,7 @@ class Transfers:
         device: Device,
         *,
         engine_id: str,
-        blocks_a_pass: int,
+        ring_blocks: int,
         troubles: Troubles,
         client_factory: WorkerFactory = WorkerClient,
     ) -> None:
@@ -60,19 +60,19 @@ class Transfers:
             self.client, device, self._arenas, places(cache, namespace, self.client.read_parts), troubles,
             reconnect_s=settings.agent.reconnect_s,
         )  # fmt: skip
-        self.saver = self._make_saver(settings, namespace, cache, blocks_a_pass)
+        self.saver = self._make_saver(settings, namespace, cache, ring_blocks)
         self._loads: list[Load] = []
         self._saves: tuple[Save, ...] = ()
         self._forward_stream: Stream | None = None
 
     def _make_saver(
-        self, settings: Settings, namespace: NamespaceSpec, cache: PagedCache, blocks_a_pass: int
+        self, settings: Settings, namespace: NamespaceSpec, cache: PagedCache, ring_blocks: int
     ) -> Saver | None:
         layout = RowLayout(cache, namespace, self.client.write_parts)
         if not settings.save.enabled or not layout.parts:
             return None
         ring = SnapshotRing(
-            self._device, layout, ring_rows(layout.row_bytes, settings.save.ring_max_bytes, blocks_a_pass)
+            self._device, layout, ring_rows(layout.row_bytes, settings.save.ring_max_bytes, ring_blocks)
         )
         return Saver(self.client, self._device, self._arenas, ring, self._troubles)
 
@@ -137,8 +137,16 @@ class Transfers:
         self.client.close()
 
 
-def blocks_a_pass(llm_args: Any, tokens_per_block: int) -> int:
-    """The most blocks that one pass can complete, as far as the arguments tell."""
+def ring_blocks(llm_args: Any, tokens_per_block: int) -> int:
+    """Blocks that the ring holds: what one pass can complete, as far as the arguments tell, or two with overlap.
+
+    The overlap scheduler enqueues a pass while the one before still runs, so both passes' blocks are in the ring.
+    """
+    passes = 1 if getattr(llm_args, "disable_overlap_scheduler", False) is True else 2
+    return passes * _blocks_a_pass(llm_args, tokens_per_block)
+
+
+def _blocks_a_pass(llm_args: Any, tokens_per_block: int) -> int:
     tokens = getattr(llm_args, "max_num_tokens", None)
     requests = getattr(llm_args, "max_batch_size", None)
     tokens = tokens if isinstance(tokens, int) and tokens > 0 else 8192

@@ -23,7 +23,7 @@ from s3kv.connector.meeting import Room, join
 from s3kv.connector.metadata import ConnectorMeta
 from s3kv.connector.namespace import namespace_of
 from s3kv.connector.ports import WorkerFactory
-from s3kv.connector.transfers import Transfers, blocks_a_pass
+from s3kv.connector.transfers import Transfers, ring_blocks
 from s3kv.settings import load_settings
 
 _RETRY_S = 0.1
@@ -83,7 +83,7 @@ class WorkerShell:
             self._placement,
             type(self).device_factory(cache.device),
             engine_id=rank_engine_id(self._room, self._placement.ranks),
-            blocks_a_pass=blocks_a_pass(self._args, namespace.tokens_per_block),
+            ring_blocks=ring_blocks(self._args, namespace.tokens_per_block),
             troubles=self.troubles,
             client_factory=type(self).client_factory,
         )

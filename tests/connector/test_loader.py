@@ -31,7 +31,7 @@ class Rig:
         self.leader = self.agent.leader(settings, self.namespace, ranks=1, engine_id="e")
         self.troubles = Troubles()
         self.transfers = Transfers(
-            settings, self.namespace, self.cache, ALONE, self.device, engine_id="e", blocks_a_pass=4,
+            settings, self.namespace, self.cache, ALONE, self.device, engine_id="e", ring_blocks=4,
             troubles=self.troubles, client_factory=self.agent.worker,
         )  # fmt: skip
         self.pools[0][3].fill_(11)

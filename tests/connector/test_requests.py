@@ -305,13 +305,24 @@ class TestBlockSizeProof:
         begin(track, 2, list(range(64)))
         assert saved(track.step([report(2, list(range(64)), [1, 2], 0, 64)], []).saves) == [(0, 1), (1, 2)]
 
-    @pytest.mark.parametrize(("tokens", "pages"), [(128, 2), (128, 8), (33, 1)])
+    @pytest.mark.parametrize(("tokens", "pages"), [(128, 2), (128, 8), (33, 1), (96, 6)])
     def test_case_02_another_block_size_saves_nothing_ever(self, tokens: int, pages: int) -> None:
         proof = BlockSizeProof(32, proved=False)
-        proof.see(tokens, pages)
+        proof.see_prompt(tokens, pages)
         assert (proof.holds, proof.broken) == (False, True)
-        proof.see(128, 4)
+        proof.see_prompt(128, 4)
         assert not proof.holds
+
+    def test_a_page_for_tokens_to_come_is_no_contradiction(self) -> None:
+        """An overlapped decode has a page for a token that is not known yet."""
+        proof = BlockSizeProof(32, proved=False)
+        proof.see_growth(64, 3)
+        proof.see_prompt(64, 3)
+        assert (proof.holds, proof.broken) == (False, False)
+        proof.see_prompt(128, 5)
+        assert proof.holds
+        proof.see_growth(200, 6)
+        assert proof.broken
 
 
 @given(st.data())

@@ -17,7 +17,8 @@ from s3kv.connector.device import HostDevice, device_for
 from s3kv.connector.guard import PromiseBroken, Troubles
 from s3kv.connector.metadata import ConnectorMeta, Load, Save
 from s3kv.connector.ring import RowLayout, SnapshotRing, ring_rows
-from s3kv.connector.transfers import Transfers, blocks_a_pass
+from s3kv.connector.transfers import Transfers
+from s3kv.connector.transfers import ring_blocks as wanted_ring_blocks
 from s3kv.errors import ConfigError
 from s3kv.identity import ROOT
 from s3kv.settings import Settings, load_settings
@@ -43,7 +44,7 @@ class Rig:
             ALONE,
             self.device,
             engine_id="engine",
-            blocks_a_pass=ring_blocks,
+            ring_blocks=ring_blocks,
             troubles=self.troubles,
             client_factory=self.agent.worker,
         )
@@ -346,7 +347,10 @@ def test_ring_is_one_pass_large_within_its_cap() -> None:
     assert ring_rows(1 << 20, 1 << 30, 300) == 300
     assert ring_rows(1 << 20, 100 << 20, 300) == 100
     assert ring_rows(1 << 31, 1 << 30, 300) == 1
-    assert blocks_a_pass(SimpleNamespace(max_num_tokens=8192, max_batch_size=64), 32) == 256 + 64
+    arguments = SimpleNamespace(max_num_tokens=8192, max_batch_size=64, disable_overlap_scheduler=True)
+    assert wanted_ring_blocks(arguments, 32) == 256 + 64
+    arguments.disable_overlap_scheduler = False
+    assert wanted_ring_blocks(arguments, 32) == 2 * (256 + 64), "a pass is enqueued while the one before runs"
     cache, _ = pages_cache(groups=2)
     layout = RowLayout(cache, namespace_for(cache), (0,))
     ring = SnapshotRing(HostDevice(), layout, 4)
