@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from s3kv.connector.device import Event, Stream, check_rows, gather_words
+from s3kv.connector.numa import node_of, preferring
 from s3kv.connector.strips import Copies, Gather, Numbers
 
 logger = logging.getLogger("s3kv.connector")
@@ -81,7 +82,8 @@ class CudaDevice:
         _copy_one_by_one(copies, stream)
 
     def pin(self, address: int, nbytes: int) -> str | None:
-        code = int(_cudart().cudaHostRegister(address, nbytes, _HOST_REGISTER_PORTABLE))
+        with preferring(node_of(self._device)):
+            code = int(_cudart().cudaHostRegister(address, nbytes, _HOST_REGISTER_PORTABLE))
         if code == 0:
             return None
         # The failed call's code would otherwise be the answer to somebody else's next check.
