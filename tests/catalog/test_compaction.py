@@ -11,6 +11,8 @@ from s3kv.catalog.compaction import is_due
 from s3kv.catalog.sync import Synced
 from s3kv.format.keys import log_prefix, snap_prefix
 from s3kv.format.records import DeleteReason
+from s3kv.settings import StoreSettings
+from s3kv.store import open_store
 from s3kv.store.memory import MemoryStore
 
 SPEC = namespace()
@@ -253,3 +255,25 @@ async def test_compaction_happens_by_itself(nodes, store, clock):
     fresh = nodes(2)
     await fresh.start()
     assert state(fresh.catalog) == state(a.catalog)
+
+
+async def test_the_same_over_a_folder(tmp_path, clock):
+    """A store with real times, etags and mapped uploads."""
+    store = open_store(StoreSettings(url=f"file://{tmp_path / 'bucket'}"))
+    a, b = (Node(store, tmp_path / str(agent), agent=agent, clock=clock) for agent in (1, 2))
+    await a.start()
+    for number in range(5):
+        await publish(a, number, 1, clock)
+    assert (await a.catalog.compact(force=True)).folded == 5
+    await publish(a, 5, 1, clock)
+    await b.start()
+    assert state(b.catalog) == state(a.catalog) and len(state(a.catalog)) == 6
+    assert b.catalog.stats()["segments_read"] == 1
+    for node in (a, b):
+        await node.catalog.close()
+        node.kill()
+        await node.start()  # the identity of the bucket is stable
+        assert node.catalog.stats()["segments_read"] == node.catalog.stats()["snapshots_read"] == 0
+        assert len(state(node.catalog)) == 6
+        node.kill()
+    await store.close()
