@@ -1,5 +1,5 @@
 # Two commands do everything: `make demo` and `make test`. Both set up first, once.
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-stamp
@@ -7,7 +7,7 @@ STAMP := $(VENV)/.setup-stamp
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 XDIST ?= -n 2
 
-.PHONY: setup demo test check format lint types layers bench clean
+.PHONY: setup demo test check format lint types layers terraform bench clean
 .DEFAULT_GOAL := check
 
 setup: $(STAMP)
@@ -35,7 +35,14 @@ types: setup
 layers: setup
 	$(BIN)/lint-imports
 
-check: format lint types layers test
+# The module's checks need the terraform program; the tests that apply it are among `make test`.
+terraform: setup
+	@if command -v terraform >/dev/null; then $(MAKE) --no-print-directory tf-check PYTHON=$(abspath $(BIN)/python); \
+	else echo "terraform is not installed: the checks of the module are left out"; fi
+
+check: format lint types layers terraform test
+
+include terraform/Makefile
 
 bench: setup
 	$(BIN)/python -m benchmarks
