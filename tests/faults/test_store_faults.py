@@ -196,7 +196,9 @@ def test_case_29_a_thousand_failing_gets_through_four_slots_leave_room_for_a_goo
         for chain in chains:
             assert await agent.load(chain) == 4
 
-    in_virtual_time(tmp_path, work, tier={"capacity_bytes": 4 * 4096, "dirty_max_fraction": 1.0}, load={"max_pinned_fraction": 1.0})
+    in_virtual_time(
+        tmp_path, work, tier={"capacity_bytes": 4 * 4096, "dirty_max_fraction": 1.0}, load={"max_pinned_fraction": 1.0}
+    )
 
 
 def test_case_30_twice_as_many_aborted_requests_as_fetches_at_once(tmp_path: Path) -> None:

@@ -26,7 +26,6 @@ from s3kv.store.faults import FaultPlan, FaultStore
 from s3kv.store.guard import GuardedStore, Limits
 from s3kv.store.memory import MemoryStore
 from s3kv.tier.budget import NodeBudget
-
 from support.agents import agent_settings, content_of, small_chain, small_spec
 from support.virtual_loop import SeededLoop
 
