@@ -209,6 +209,8 @@ class Namespace:
                 while (resident := self.look(hashes)[0]) < len(hashes) and self.fetcher.start(hashes[resident:]):
                     if resident == before:
                         await asyncio.sleep(_PREFETCH_PAUSE_S)  # a store that refuses at once must not be hammered
+                        before = -1  # look again: what was on its way may have ended during the pause
+                        continue
                     before = resident
                     await self.fetcher.arrival()
         except TimeoutError:
