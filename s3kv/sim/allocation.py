@@ -40,6 +40,7 @@ def start_v2(active: Active, manager: CacheManager, driver: Driver, config: SimC
     active.request.set_prepopulated(match.tokens, chunk)
     if not manager.grow(active.id, match.tokens + active.request.context_chunk_size, match.tokens):
         manager.release(active.id)
+        active.request.set_prepopulated(0, active.request.prompt_len)
         return False
     told = match.tokens
     if driver.can_cancel_loads:

@@ -17,6 +17,7 @@ import torch
 from torch.nn import functional
 
 from s3kv.sim.shape import ModelShape
+from s3kv.sim.streams import send
 from s3kv.sim.weights import WeightFactory, random_matrix
 
 QUERY_TILE = 256
@@ -128,7 +129,7 @@ class Model:
         key = f"{kind}:{name}"
         if key not in self._biases:
             row = random_matrix(1, self._shape.hidden, 0.7, self._seed, kind, name)
-            self._biases[key] = row.to(self._device, self._dtype)
+            self._biases[key] = send(row.to(self._dtype), self._device)
         return self._biases[key]
 
     def _project(self, layer: int, normed: torch.Tensor, span: Span) -> tuple[torch.Tensor, torch.Tensor]:

@@ -69,7 +69,11 @@ def using(stream: Any) -> AbstractContextManager[Any]:
 
 def upload(values: list[int], device: torch.device) -> torch.Tensor:
     """An int64 tensor on the device, without waiting for it."""
-    tensor = torch.tensor(values, dtype=torch.int64)
+    return send(torch.tensor(values, dtype=torch.int64), device)
+
+
+def send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The host's tensor on the device, without waiting for it."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from s3kv.sim.shape import ModelShape
+from s3kv.sim.streams import send
 
 ATTENTION_SHARPNESS = 1.7
 """Scale of queries and of keys. Blunt attention would average a wrong page away; this one shows it."""
@@ -57,7 +58,7 @@ class WeightFactory:
         full = random_matrix(rows, columns, scale, self._seed, *parts)
         if split is not None:
             full = full.chunk(self._tp_size, dim=split)[self._rank]
-        return full.to(self._device, self._dtype).contiguous()
+        return send(full.to(self._dtype).contiguous(), self._device)
 
     def layer(self, layer: int) -> LayerWeights:
         """This rank's share of one layer."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -23,11 +24,14 @@ TOY = ConnectorConfig("support.toy_connector", "ToyScheduler", "ToyWorker")
 SHAPE = ModelShape(windows=(None, 40), wide_layers=(0,), index_dim=8, block_scales=True)
 
 
-@pytest.fixture
+@contextmanager
 def no_waiting() -> Iterator[None]:
+    """Operations that wait for the device raise."""
     torch.cuda.set_sync_debug_mode("error")
-    yield
-    torch.cuda.set_sync_debug_mode("default")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("load", ["sync", "async"])
@@ -53,8 +57,8 @@ def test_a_device_gives_the_cpus_tokens(changes: dict[str, Any], load: str, monk
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_passes_do_not_wait_for_the_device(overlap: bool, no_waiting: None) -> None:
+def test_passes_do_not_wait_for_the_device(overlap: bool) -> None:
     workload = random_workload(random.Random(4), WorkloadShape(requests=6, max_new_tokens=12, salts=1, adapters=1))
     config = SimConfig(model=SHAPE, device="cuda", num_pages=48, chunk_tokens=32, overlap=overlap)
-    with Engine(config) as engine:
+    with Engine(config) as engine, no_waiting():
         assert not any(result.error for result in engine.generate(workload))
