@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from s3kv.gc.execute import Outcome
+    from s3kv.gc.merge import Merge
     from s3kv.gc.plan import Orphan, Plan
     from s3kv.gc.round import Merged, Round
     from s3kv.gc.scan import Scan
@@ -53,6 +54,7 @@ class Shown:
     plan: Plan
     names: Mapping[str, str]
     scans: Mapping[str, Scan]
+    merge_plan: dict[str, list[Merge]]
     merges: int
     merge_parts: int
     interrupted: float | None
@@ -60,7 +62,9 @@ class Shown:
 
 def gc(
     session: Session,
-    max_bytes: Annotated[str | None, typer.Option(help="Keep at most so much, e.g. 2TiB.", metavar="SIZE")] = None,
+    max_bytes: Annotated[
+        str | None, typer.Option(help="Keep at most so much of what is chosen, e.g. 2TiB.", metavar="SIZE")
+    ] = None,
     max_idle: Annotated[
         str | None, typer.Option(help="Give up what was not used for so long, e.g. 30d.", metavar="TIME")
     ] = None,
@@ -190,13 +194,14 @@ async def _plan(session: Session, options: Options, opened: Round, interrupted: 
     if options.orphans or interrupted is not None:
         with session.meter("list objects") as meter:
             scans = await opened.scan(now=now, progress=meter.advance)
-    merges = await asyncio.to_thread(opened.merges) if options.compact else {}
     policy = Policy(now, options.max_bytes, options.max_idle_s, options.superseded)
     plan = await asyncio.to_thread(opened.plan, policy, _orphans(scans, options))
+    merges = await asyncio.to_thread(opened.merges, plan) if options.compact else {}
     return Shown(
         plan=plan,
         names={spec.name: f"{spec.name[:8]} {spec.model}" for spec in opened.namespaces},
         scans=scans,
+        merge_plan=merges,
         merges=sum(map(len, merges.values())),
         merge_parts=sum(len(merge.parts) for each in merges.values() for merge in each),
         interrupted=interrupted,
@@ -225,7 +230,7 @@ async def _carry_out(session: Session, options: Options, opened: Round, shown: S
         merged, plan = None, shown.plan
         if shown.merges:
             with session.meter("merge", shown.merge_parts) as meter:
-                merged = await opened.merge(await asyncio.to_thread(opened.merges), meter.advance)
+                merged = await opened.merge(shown.merge_plan, meter.advance)
             plan = await asyncio.to_thread(opened.plan, plan.policy, _orphans(shown.scans, options))
         with session.meter("forget", len(plan)) as meter:
             progress = Progress(

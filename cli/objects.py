@@ -157,10 +157,7 @@ def verify(
     data = {
         "checked": summary.checked,
         "bytes": summary.bytes,
-        "bad": [
-            {"chunk": v.chunk_id.hex(), "reason": _reason(v), "detail": v.detail}
-            for v in summary.bad
-        ],
+        "bad": [{"chunk": v.chunk_id.hex(), "reason": _reason(v), "detail": v.detail} for v in summary.bad],
         "unreadable": [{"chunk": v.chunk_id.hex(), "detail": v.detail} for v in summary.unreadable],
         "repaired": len(summary.bad) if repair else 0,
     }
@@ -195,7 +192,6 @@ async def _verify(
     state: Path | None,
 ) -> Summary:
     from s3kv.catalog.browse import temporary_catalog
-    from s3kv.format.records import DeleteReason
     from s3kv.gc.verify import Summary, sampled, verify_chunks
 
     summary = Summary()
@@ -204,7 +200,6 @@ async def _verify(
         for spec in bucket.chosen:
             async with temporary_catalog(bucket.store, spec, session.settings.catalog) as catalog:
                 entries = _after(progress.after(spec.name), catalog.iter_chunks())
-                first_bad = len(summary.bad)
                 with session.meter(f"verify {spec.name[:8]}", catalog.stats()["chunks"]) as meter:
                     verdicts = verify_chunks(
                         bucket.store,
@@ -214,13 +209,10 @@ async def _verify(
                     )
                     async for verdict in verdicts:
                         summary.add(verdict)
+                        if repair and verdict.reason is not None:  # before it counts as reached
+                            await catalog.forget([verdict.chunk_id], verdict.reason)
                         progress.reached(spec.name, verdict.chunk_id)
                         meter.advance()
-                if repair:
-                    for reason in (DeleteReason.MISSING, DeleteReason.CORRUPT):
-                        ids = [v.chunk_id for v in summary.bad[first_bad:] if v.reason is reason]
-                        if ids:
-                            await catalog.forget(ids, reason)
     progress.finished()
     return summary
 

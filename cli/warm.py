@@ -190,8 +190,6 @@ async def _compute(
     server = Server(
         url, model=model, timeout_s=times[0], concurrency=concurrency, api_key=os.environ.get(_KEY_VARIABLE)
     )
-    if steps:
-        await asyncio.to_thread(server.model)
     with session.meter("compute", len(steps)) as meter:
         sent = await send_through(server, report.prompts, steps, concurrency=concurrency, progress=meter.advance)
     report.sent = len(sent.done)

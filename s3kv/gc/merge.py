@@ -7,9 +7,11 @@ ordinary business of a plan. Frames are copied as they are stored: nothing is de
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
 
 from s3kv.catalog.entry import ChunkEntry
 from s3kv.errors import AlreadyExists, CorruptData
@@ -26,70 +28,92 @@ SMALL_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Chunks that follow each other in one chain, in order."""
+    """Ids of chunks that follow each other in one chain, in order; `size` bytes in all."""
 
-    parts: tuple[ChunkEntry, ...]
+    parts: tuple[bytes, ...]
+    size: int
 
-    @property
-    def size(self) -> int:
-        return sum(part.size for part in self.parts)
+
+class _Small(NamedTuple):
+    """What is kept of a small chunk while planning; `parent` and `tip` are 64 bits of a block hash."""
+
+    chunk_id: bytes
+    parent: int
+    tip: int
+    start: int
+    blocks: int
+    size: int
+    shards: tuple[int, ...]
 
 
 def plan_merges(entries: Iterable[ChunkEntry], target_bytes: int) -> list[Merge]:
     """Runs of two or more small chunks where each is all that continues the one before, up to `target_bytes` each.
 
-    Where a chain branches nothing is merged across the branch: one branch would carry the other's prefix along. Memory
-    is that of the small chunks.
+    Where a chain branches nothing is merged across the branch: one branch would carry the other's prefix along. Keeps
+    some 400 bytes for each small chunk, however many blocks it has.
     """
-    small = [entry for entry in entries if entry.size < target_bytes * SMALL_SHARE]
-    by_parent: dict[bytes, list[ChunkEntry]] = {}
-    for entry in small:
-        by_parent.setdefault(entry.added.parent, []).append(entry)
-    followers = {entry.blocks[-1] for entry in small}
+    known: dict[tuple[int, ...], tuple[int, ...]] = {}
+    by_parent: dict[int, list[_Small]] = {}
+    for entry in entries:
+        if entry.size < target_bytes * SMALL_SHARE:
+            small = _small(entry, known)
+            by_parent.setdefault(small.parent, []).append(small)
+    followed = {small.tip for group in by_parent.values() for small in group}
     merges = []
-    for entry in small:
-        if entry.added.parent not in followers or len(by_parent[entry.added.parent]) > 1:
-            merges += _runs_from(entry, by_parent, target_bytes)
+    for parent, group in by_parent.items():
+        if parent not in followed or len(group) > 1:
+            for small in group:
+                merges += _runs_from(small, by_parent, target_bytes)
     return merges
 
 
-def _runs_from(first: ChunkEntry, by_parent: dict[bytes, list[ChunkEntry]], target_bytes: int) -> list[Merge]:
+def _small(entry: ChunkEntry, known: dict[tuple[int, ...], tuple[int, ...]]) -> _Small:
+    added = entry.added
+    shards = known.setdefault(added.shards, added.shards)  # one object for all that are equal
+    parent, tip = int.from_bytes(added.parent[:8], "big"), int.from_bytes(added.blocks[-1][:8], "big")
+    return _Small(added.chunk_id, parent, tip, added.start_block, len(added.blocks), added.size, shards)
+
+
+def _runs_from(first: _Small, by_parent: dict[int, list[_Small]], target_bytes: int) -> list[Merge]:
     runs, run, seen = [], [first], {first.chunk_id}
     while True:
-        following = by_parent.get(run[-1].blocks[-1], [])
+        following = by_parent.get(run[-1].tip, [])
         if len(following) != 1 or following[0].chunk_id in seen:
             break
-        entry = following[0]
-        seen.add(entry.chunk_id)
-        if _fits([*run, entry], target_bytes):
-            run.append(entry)
+        seen.add(following[0].chunk_id)
+        if _fits(run, following[0], target_bytes):
+            run.append(following[0])
         else:
             runs.append(run)
-            run = [entry]
-    return [Merge(tuple(each)) for each in [*runs, run] if len(each) > 1]
+            run = [following[0]]
+    return [
+        Merge(tuple(part.chunk_id for part in each), sum(part.size for part in each))
+        for each in [*runs, run]
+        if len(each) > 1
+    ]
 
 
-def _fits(run: list[ChunkEntry], target_bytes: int) -> bool:
-    first, last = run[0].added, run[-1].added
-    blocks = sum(len(part.blocks) for part in run)
-    ordinals = sum(len(part.blocks) for part in run[:-1]) + first.start_block
+def _fits(run: list[_Small], more: _Small, target_bytes: int) -> bool:
+    blocks = sum(part.blocks for part in run)
     return (
-        sum(part.size for part in run) <= target_bytes
-        and blocks <= MAX_BLOCKS
-        and blocks * len(first.shards) <= MAX_FRAMES
-        and first.shards == last.shards
-        and ordinals == last.start_block
+        sum(part.size for part in run) + more.size <= target_bytes
+        and blocks + more.blocks <= MAX_BLOCKS
+        and (blocks + more.blocks) * len(more.shards) <= MAX_FRAMES
+        and run[0].shards == more.shards
+        and run[0].start + blocks == more.start
     )
 
 
-async def carry_out(store: Store, namespace: NamespaceSpec, merge: Merge) -> ChunkAdded:
-    """Writes the merged chunk's objects and returns its record (its stamp is set when it is published).
+async def carry_out(store: Store, namespace: NamespaceSpec, parts: Sequence[ChunkEntry]) -> ChunkAdded:
+    """Writes the objects of the chunk that `parts` make and returns its record (stamped when it is published).
 
     Raises CorruptData or NotFound for a bad part (nothing is published then; objects may be left: orphans), StoreError.
     """
-    objects = [await _merge_group(store, namespace, merge, group) for group in range(len(merge.parts[0].added.groups))]
-    first = merge.parts[0].added
-    blocks = tuple(block for part in merge.parts for block in part.blocks)
+    first = parts[0].added
+    if any(before.blocks[-1] != after.added.parent for before, after in pairwise(parts)):
+        raise CorruptData("the chunks to be merged do not follow each other")
+    objects = [await _merge_group(store, namespace, parts, group) for group in range(len(first.groups))]
+    blocks = tuple(block for part in parts for block in part.blocks)
     return ChunkAdded(
         chunk_id=chunk_id(namespace.digest, first.parent, blocks),
         stamp=Stamp(0, 0),
@@ -102,8 +126,8 @@ async def carry_out(store: Store, namespace: NamespaceSpec, merge: Merge) -> Chu
     )
 
 
-async def _merge_group(store: Store, namespace: NamespaceSpec, merge: Merge, group: int) -> ChunkHeader:
-    read = await asyncio.gather(*(_read_part(store, namespace, part, group) for part in merge.parts))
+async def _merge_group(store: Store, namespace: NamespaceSpec, parts: Sequence[ChunkEntry], group: int) -> ChunkHeader:
+    read = await asyncio.gather(*(_read_part(store, namespace, part, group) for part in parts))
     headers = [header for header, _ in read]
     first = headers[0]
     blocks = tuple(block for header in headers for block in header.blocks)

@@ -169,11 +169,6 @@ class Plan:
                 int(self.hour[row]),
             )
 
-    def chunk_ids(self, namespace: str) -> list[bytes]:
-        """In the order of deletion."""
-        rows = self.ids[self.namespace == self.namespaces.index(namespace)]
-        return [row.tobytes() for row in rows]
-
     def lines(self) -> list[Line]:
         found = []
         for index, name in enumerate(self.namespaces):

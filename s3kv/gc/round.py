@@ -58,21 +58,32 @@ class Round:
             for spec in self.namespaces
         }
 
-    def merges(self) -> dict[str, list[Merge]]:
+    def merges(self, plan: Plan) -> dict[str, list[Merge]]:
+        """Of chunks that stay: what `plan` gives up is not worth merging. CPU work: call it in a thread."""
         target = self.settings.upload.chunk_target_bytes
-        return {spec.name: plan_merges(self.catalogs[spec.name].iter_chunks(), target) for spec in self.namespaces}
+        going = {row.tobytes() for row in plan.ids}
+        return {
+            spec.name: plan_merges(
+                (each for each in self.catalogs[spec.name].iter_chunks() if each.chunk_id not in going), target
+            )
+            for spec in self.namespaces
+        }
 
     async def merge(self, merges: dict[str, list[Merge]], progress: Callable[[int], None]) -> Merged:
         """Carries merges out; a part that turns out bad is left to `s3kv verify`. Raises StoreError."""
         merged = Merged()
         for spec in self.namespaces:
+            catalog = self.catalogs[spec.name]
             for merge in merges[spec.name]:
+                parts = [entry for part in merge.parts if (entry := catalog.chunk(part)) is not None]
                 try:
-                    record = await carry_out(self.store, spec, merge)
+                    if len(parts) < len(merge.parts):
+                        raise NotFound("a part was forgotten meanwhile")
+                    record = await carry_out(self.store, spec, parts)
                 except (CorruptData, NotFound):
                     merged.bad += 1
                     continue
-                await self.catalogs[spec.name].publish([record])
+                await catalog.publish([record])
                 merged.made += 1
                 merged.parts += len(merge.parts)
                 progress(len(merge.parts))

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -154,13 +155,36 @@ async def send_through(
     progress: Callable[[int], None] = lambda count: None,
 ) -> Sent:
     """`send_steps` with the server's blocking calls in threads of their own."""
-    loop = asyncio.get_running_loop()
-    threads = ThreadPoolExecutor(concurrency, thread_name_prefix="s3kv-warm")
 
     async def compute(item: int) -> None:
-        await loop.run_in_executor(threads, server.compute, prompts[item])
+        await _in_daemon(server.compute, prompts[item])
 
-    try:
-        return await send_steps(steps, compute, concurrency=concurrency, progress=progress)
-    finally:
-        threads.shutdown(wait=False, cancel_futures=True)
+    if steps:
+        await _in_daemon(server.model)  # asked for once, before all others need it
+    return await send_steps(steps, compute, concurrency=concurrency, progress=progress)
+
+
+async def _in_daemon(function: Callable[..., object], *arguments: object) -> None:
+    """Runs in a thread that nobody waits for at the end: Ctrl-C must not wait for a prompt that takes minutes."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def settle(error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+    def run() -> None:
+        error: BaseException | None = None
+        try:
+            function(*arguments)
+        except BaseException as caught:
+            error = caught
+        with suppress(RuntimeError):  # the loop is closed: the command has ended
+            loop.call_soon_threadsafe(settle, error)
+
+    threading.Thread(target=run, name="s3kv-warm", daemon=True).start()
+    await done

@@ -7,9 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.main import get_command
-
 from s3kv_cli.main import app
+from typer.main import get_command
 
 ROOT = Path(__file__).parents[2]
 
