@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import random
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from s3kv.sim import BringUpError, ConnectorConfig, Engine, ModelShape, SimConfig, SimRequest, install
+from s3kv.sim.engine import main, run_job
 from s3kv.sim.layout import KvCacheBufferRef, KvCacheRegion, valid_page_slots
 
 TOY = ConnectorConfig("support.toy_connector", "ToyScheduler", "ToyWorker")
@@ -187,6 +189,7 @@ def test_attention_dp_ranks_share_what_either_stored(toy: Toy) -> None:
     assert heard == {2}
 
 
+@pytest.mark.slow
 def test_the_command_runs_a_job_in_a_process_of_its_own(tmp_path: Path, toy: Toy) -> None:
     toy(store=f"{tmp_path}/")
     job = {
@@ -195,15 +198,17 @@ def test_the_command_runs_a_job_in_a_process_of_its_own(tmp_path: Path, toy: Toy
         "requests": [{"request_id": 1, "prompt_tokens": list(PROMPT), "max_new_tokens": 3, "lora_task_id": 3}],
     }
     (tmp_path / "job.json").write_text(json.dumps(job))
-    tests = str(Path(__file__).parents[1])
-    code = "import sys; sys.path.insert(0, sys.argv[1]); from s3kv.sim.engine import main; sys.exit(main(sys.argv[2:]))"
-    command = [sys.executable, "-c", code, tests, str(tmp_path / "job.json"), str(tmp_path / "result.json")]
-    loaded = []
-    for _ in range(2):
-        subprocess.run(command, check=True)
-        (result,) = json.loads((tmp_path / "result.json").read_text())["results"]
-        loaded.append(result["loaded_tokens"])
-    assert loaded == [0, 96]
-    failed = subprocess.run([*command[:-2], "/nonexistent", "/nonexistent"], capture_output=True, text=True)
-    assert failed.returncode == 1
-    assert len(failed.stderr.strip().splitlines()) == 1
+    command = [sys.executable, "-m", "s3kv.sim.engine", str(tmp_path / "job.json"), str(tmp_path / "result.json")]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    (first,) = run_job(job)["results"]
+    subprocess.run(command, check=True, env=environment)
+    (second,) = json.loads((tmp_path / "result.json").read_text())["results"]
+    assert (first["loaded_tokens"], second["loaded_tokens"]) == (0, 96)
+    assert second["tokens"] == list(first["tokens"])
+
+
+def test_a_job_that_fails_ends_with_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "job.json").write_text('{"config": {"unknown": 1}, "requests": []}')
+    assert main([str(tmp_path / "job.json"), str(tmp_path / "result.json")]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "unknown" in line
