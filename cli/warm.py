@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _EXAMPLE = "s3kv warm prompts.jsonl --tokenizer /models/llama --through http://127.0.0.1:8000"
 _KEY_VARIABLE = "OPENAI_API_KEY"
 _STORED_POLL_S = 0.5
+_NAMESPACE_WAIT_S = 30.0
+"""A server that has just started for the first time describes its namespace within seconds."""
 
 
 def register(root: typer.Typer) -> None:
@@ -109,11 +111,16 @@ async def _warm(
     concurrency: int,
     times: tuple[float, float],
 ) -> Report:
-    from s3kv.catalog.browse import pick_namespace, temporary_catalog
+    from s3kv.catalog.browse import find_namespaces, pick_namespace, temporary_catalog
     from s3kv.warm.stored import stored_blocks
 
+    give_up = time.monotonic() + _NAMESPACE_WAIT_S
     async with opened_bucket(session.settings, None) as bucket:
-        spec = pick_namespace(bucket.found, namespace)
+        found = bucket.found
+        while through is not None and not found.namespaces and time.monotonic() < give_up:
+            await asyncio.sleep(_STORED_POLL_S)
+            found = await find_namespaces(bucket.store)
+        spec = pick_namespace(found, namespace)
         chains, errors = _read(session, files, form, tokenizer or _model_folder(spec), spec)
         report = Report(mode, spec, chains, errors)
         async with temporary_catalog(bucket.store, spec, session.settings.catalog) as catalog:

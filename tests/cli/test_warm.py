@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.command import Cli
+from support.servers import S3Place
 from support.serving import BLOCK_TOKENS, Served, sim_server
 
 SYSTEM = "You are a patient assistant of a public library. " * 3
@@ -90,6 +92,22 @@ def test_a_server_that_is_not_there_is_one_sentence(served: Served, tmp_path: Pa
     path = lines(tmp_path, "p", {"prompt_token_ids": [9] * 64})
     ran = served.cli("warm", path, "--through", "http://127.0.0.1:9")
     assert ran.code == 1 and ran.err == "s3kv: http://127.0.0.1:9 does not answer: no connection could be made\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["moto_place", "seaweedfs_place"])
+def test_agent_warm_and_top_on_servers(server: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    place: S3Place = request.getfixturevalue(server)
+    path = lines(tmp_path, "p", {"prompt": SYSTEM + "one"}, {"prompt": SYSTEM + "two"})
+    with sim_server(tmp_path, store=Cli.on(place)) as served:
+        warm = ("warm", path, "--tokenizer", "bytes", "--json")
+        done = served.cli(*warm, "--through", served.url).ok().json
+        assert all(each["stored_blocks"] == each["blocks"] for each in done["prompts"])
+        served.cli("agent", "forget").ok()
+        fetched = served.cli(*warm, "--prefetch").ok().json
+        assert all(each["resident_blocks"] == each["blocks"] for each in fetched["prompts"])
+        assert served.cli("agent", "status", "--json").ok().json["totals"]["fetched_blocks"] > 0
+        assert served.cli("top", "--interval", "0.05", "--json").ok().json["status"]["namespaces"]
 
 
 def test_an_empty_bucket_says_what_is_needed(tmp_path: Path, served: Served) -> None:

@@ -23,10 +23,10 @@ class Served:
 
 
 @contextmanager
-def sim_server(folder: Path, *sets: str) -> Iterator[Served]:
-    """On a folder store; chunks are sealed at once. Engine and agent are gone at the end."""
+def sim_server(folder: Path, *sets: str, store: Cli | None = None) -> Iterator[Served]:
+    """On a folder, or on the store of `store`; chunks are sealed at once. Engine and agent are gone at the end."""
     common = [
-        *("--store", f"file://{folder}/store"),
+        *(("--store", f"file://{folder}/store") if store is None else store.common),
         *("--set", f"agent.socket={folder}/agent.sock"),
         *("--set", "upload.seal_age_s=0.05"),
         *("--set", "upload.seal_grace_s=0.01"),
