@@ -14,7 +14,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from s3kv.agent.metrics import AgentMetrics
 from s3kv.agent.node import Node
 from s3kv.agent.resources import Resources
 from s3kv.agent.server import Server
+from s3kv.agent.threads import StartedThreads
 from s3kv.agent.weights import ByteSemaphore
 from s3kv.errors import ConfigError
 from s3kv.settings import Settings
@@ -35,6 +35,8 @@ from s3kv.tier.memory import check_available
 logger = logging.getLogger("s3kv.agent")
 
 DISTRIBUTION = "s3kv-cache"
+IO_THREADS = 16
+"""For asyncio's own use: a store in a folder reads and writes in them."""
 SOCKET_CHECK_S = 1.0
 """How often the agent looks whether its socket is still there."""
 
@@ -167,6 +169,7 @@ class Agent:
         if not self.settings.tier.hugepages:
             check_available(self.settings.tier.capacity_bytes)
         with contextlib.closing(Listening(self.settings.agent.socket)) as listening:
+            asyncio.get_running_loop().set_default_executor(StartedThreads(IO_THREADS, "s3kv-io", "store.url"))
             resources = self._resources()
             node = self.node = Node(resources, epoch=secrets.randbits(63) | 1)
             server = Server(
@@ -215,7 +218,7 @@ class Agent:
             store=self._store or open_store(settings.store, clock=self._clock, rng=self._rng, events=self.metrics),
             budget=NodeBudget(settings.tier.capacity_bytes, namespaces=settings.tier.namespaces),
             metrics=self.metrics,
-            threads=ThreadPoolExecutor(settings.upload.threads, thread_name_prefix="s3kv-codec"),
+            threads=StartedThreads(settings.upload.threads, "s3kv-codec", "upload.threads"),
             upload_bytes=ByteSemaphore(settings.upload.inflight_bytes),
             fetch_bytes=ByteSemaphore(settings.fetch.inflight_bytes),
             index_dir=index_dir,
