@@ -8,6 +8,7 @@ collector what `s3kv gc` calls.
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
 import multiprocessing
 import os
@@ -39,10 +40,11 @@ from s3kv.store.faults import Fault, FaultPlan, FaultStore
 from s3kv.store.guard import GuardedStore, Limits
 from s3kv.store.opening import open_unguarded
 from s3kv.store.wrapper import StoreWrapper
+from s3kv.tier.block import State
 
 CONNECTOR = ConnectorConfig("s3kv.connector", "S3KVScheduler", "S3KVWorker")
 STALLED_ITERATIONS = 400
-"""Iterations without progress after which waiting requests are cancelled, as a server's clients would."""
+"""Iterations without progress after which the run is told."""
 
 
 def kind_of(key: str) -> str:
@@ -132,6 +134,7 @@ def begin_child(log: Path) -> None:
     os.dup2(out, 1)
     os.dup2(out, 2)
     os.close(out)
+    faulthandler.register(signal.SIGUSR1)
     logging.basicConfig(stream=sys.stderr, level=logging.DEBUG, format="%(asctime)s %(process)d %(name)s %(message)s")
     for noisy in ("botocore", "asyncio", "urllib3", "boto3"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
@@ -199,8 +202,12 @@ def report(agent: Agent, plan: FaultPlan) -> dict[str, Any]:
         except AssertionError as error:
             problems.append(f"directory.check: {error}")
         counters = namespace.directory.counters()
-        for name in ("pinned", "arriving", "quarantined", "doomed", "dirty"):
+        for name in ("pinned", "quarantined", "doomed", "dirty"):
             gauges[name] = gauges.get(name, 0) + getattr(counters, name)
+        # Blocks of which a rank that died never wrote its part are nobody's, and the first to be evicted.
+        blocks = namespace.directory._table.occupied.values()
+        arriving = sum(block.busy and block.state is not State.RESIDENT for block in blocks)
+        gauges["arriving"] = gauges.get("arriving", 0) + arriving
         for name, value in (
             ("uploading", namespace.uploader.queued_chunks),
             ("waiting", namespace.packer.waiting_blocks),
@@ -279,7 +286,7 @@ def _serve(sim: dict[str, Any], requests: tuple[SimRequest, ...], one_by_one: bo
 
 
 def _serve_batch(engine: Engine, batch: list[SimRequest], rounds: int, pipe: Any) -> None:
-    """As `Engine.run_until_done`; a request that is held because its load failed is cancelled after a while."""
+    """As `Engine.run_until_done`, with results at once, and word when there is no progress."""
     base = 1000 * (rounds + 1)
     for request in batch:
         engine.submit(
@@ -298,8 +305,6 @@ def _serve_batch(engine: Engine, batch: list[SimRequest], rounds: int, pipe: Any
             engine._idle()
         if engine._stalled == STALLED_ITERATIONS:
             pipe.send(("stalled", sorted(each - base for each in left)))
-            for request_id in left:
-                engine.cancel(request_id)
 
 
 def _arm(death: Death) -> None:

@@ -277,8 +277,11 @@ class ChaosRun:
         elif what == "round":
             member.tell("again" if self._storm else "end")
         elif what == "stalled":
-            self.outcome.notes["requests held until cancelled"] += len(values[0])
-            if self.plan.sections["load"]["policy"] != "park":
+            if self.plan.sections["load"]["policy"] == "park":
+                # A parked load that failed is never reported complete, and the runtime cancels no parked request.
+                self.outcome.notes["engines ended because a parked load failed"] += 1
+                member.signal(signal.SIGKILL)
+            else:
                 self.problem(f"requests {values[0]} made no progress")
         elif what == "error" and "the process of rank" in values[0]:
             self.outcome.kills["engine that lost a rank"] += 1  # the runtime's own end: nothing can be served
@@ -440,7 +443,7 @@ class ChaosRun:
         if self._proxy is not None:
             self._proxy.outage = on
         for agent in self.agents:
-            if agent.alive and not agent.stopping:
+            if agent.alive:
                 agent.tell("outage", on)
 
     def _do_unlink_socket(self, action: Action) -> None:
@@ -611,8 +614,8 @@ class ChaosRun:
         self._start(healer, processes.engine_main, *arguments, name="healer")
         block = SimConfig.from_json(self.plan.sim).tokens_per_block
         loadable = sum((len(request.prompt_tokens) - 1) // block * block for request in self.plan.requests)
-        # V1 reports no pages of a window that has moved on, and saves only once reports have proved its block size: there
-        # the hit rate that can be had is the one that does not rise any more, as without faults.
+        # V1 reports no pages of a window that has moved on, and saves only once reports have proved its block size:
+        # there the hit rate that can be had is the one that does not rise any more, as without faults.
         settles = self.plan.sim["manager"] == "v1"
         loaded = -1
         for number in range(1, HEAL_ROUNDS + 1):
