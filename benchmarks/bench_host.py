@@ -23,6 +23,10 @@ def measure(options: Options) -> Report:
     report = Report(f"host hit: match and copy out {total // MIB} MiB, one thread")
     for size in SIZES:
         _measure(report, size, total, options.rounds(12))
+    report.note(
+        "A single memcpy of 1 GiB writes past the caches (glibc's non-temporal stores), which one of a page's size does "
+        "not; pages lie at random places on both sides, so nothing larger can be copied at once."
+    )
     return report
 
 
@@ -66,7 +70,7 @@ def _measure(report: Report, size: int, total: int, rounds: int) -> None:
         assert np.array_equal(pool[0].numpy(), pool[-1].numpy())
         name, ours = f"{size >> 10} KiB pages", series["hit"]
         report.rates(name, ours, "memcpy of the slots, at once", series["memcpy"], total, goal=at_least(0.9))
-        report.rates(name, ours, "memcpy page by page", series["by page"], total)
+        report.rates(name, ours, "memcpy page by page", series["by page"], total, goal=at_least(0.9))
         report.rates(name, ours, "memcpy of private memory", series["private"], total)
         del source
         clients.close()
