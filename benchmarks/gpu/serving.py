@@ -76,7 +76,7 @@ def attach(model: Model, settings: Settings, folder: Path) -> ConnectorDriver:
     os.environ[CONFIG_VARIABLE] = str(folder / "s3kv.yaml")
     assert installed() is not None
     set_rank(0, 1)
-    config = SimConfig(tokens_per_block=model.shape.block, max_num_tokens=CHUNK)
+    config = SimConfig(tokens_per_block=model.shape.block, max_num_tokens=CHUNK, overlap=True)
     args = make_llm_args(config, ConnectorConfig(**CONNECTOR), 0)
     import s3kv.connector as connector
 

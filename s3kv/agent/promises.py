@@ -65,11 +65,8 @@ class Promises:
         promise = self._promises.get(identity)
         if promise is None:
             return
-        if not promise.lease:
-            if reader is None:
-                del self._promises[identity]
-            return
-        self._release(promise.lease, reader)
+        if promise.lease:
+            self._release(promise.lease, reader)
         promise.readers = {} if reader is None else {k: v for k, v in promise.readers.items() if k != reader}
         if not promise.readers:
             del self._promises[identity]

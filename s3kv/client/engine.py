@@ -63,7 +63,7 @@ class Offer:
     epoch: int = 0
     slots: list[int] = field(default_factory=list)
     pending: int = 0
-    """Policy park: how many of `slots` are still being fetched."""
+    """Policy park: blocks that are promised; `slots` is empty then, and `WorkerClient.promised` says when they came."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,7 +145,7 @@ class _Run:
         for namespace, _, ids in self._batches(DELETE_BATCH_KEYS, per_object=True):
             await self._beat()
             place = self._places[namespace]
-            await place.catalog.poll()
+            await place.catalog.catch_up()
             going = [chunk_id for chunk_id in ids if place.catalog.chunk(chunk_id) is None]
             self.outcome.kept += len(ids) - len(going)
             keys = [chunk_key(namespace, chunk_id, group) for chunk_id in going for group in range(place.groups)]
