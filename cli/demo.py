@@ -15,7 +15,7 @@ from .session import FINDING, Session
 if TYPE_CHECKING:
     from s3kv.sim.demo import DemoResult
 
-DEFAULT_PROMPTS = Path("examples/prompts.jsonl")
+EXAMPLES = Path("examples/prompts.jsonl")
 STEPS = 6
 WANTED_FRACTION = 0.95
 
@@ -28,7 +28,10 @@ def register(root: typer.Typer) -> None:
 
 def demo(
     session: Session,
-    prompts: Annotated[Path, typer.Option(help="JSON lines with id and prompt.", metavar="FILE")] = DEFAULT_PROMPTS,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="JSON lines with id and prompt; default: examples/prompts.jsonl.", metavar="FILE"),
+    ] = None,
 ) -> None:
     """Compute prompts once, end every process, start again, and load instead of compute.
 
@@ -38,10 +41,20 @@ def demo(
     from s3kv.sim.demo import run_demo
 
     with _steps(session) as progress:
-        result = run_demo(session.settings, prompts, progress)
+        result = run_demo(session.settings, prompts or _examples(), progress)
     session.emit(result.to_json(), *_tables(result), _verdict(result))
     if not result.tokens_identical or result.loaded_fraction < WANTED_FRACTION:
         raise typer.Exit(FINDING)
+
+
+def _examples() -> Path:
+    """The example prompts beside the working folder or, in a checkout, beside this package. Raises ConfigError."""
+    from s3kv.errors import ConfigError
+
+    found = [path for path in (EXAMPLES, Path(__file__).resolve().parent.parent / EXAMPLES) if path.is_file()]
+    if not found:
+        raise ConfigError(f"there is no {EXAMPLES} here: name a file of prompts with --prompts")
+    return found[0]
 
 
 def _verdict(result: DemoResult) -> str:

@@ -43,7 +43,9 @@ class StoreSettings(Section):
     region: str | None = Field(None, description="AWS region of the bucket; the AWS chain decides when unset.")
     endpoint: str | None = Field(None, description="URL of an S3-compatible server; AWS when unset.")
     path_style: bool | None = Field(None, description="Bucket in the path; default: yes when an endpoint is set.")
-    ca_bundle: Path | None = Field(None, description="PEM file of CAs to trust: besides the system's (obstore), or instead (aioboto3).")
+    ca_bundle: Path | None = Field(
+        None, description="PEM file of CAs to trust: besides the system's (obstore), or instead (aioboto3)."
+    )
     tls_verify: bool = Field(True, description="False accepts any certificate, and says so in the log at every start.")
     access_key_id: str | None = Field(None, description="Static key; the AWS credential chain when unset.")
     secret_access_key: SecretStr | None = Field(None, description="Secret of access_key_id.")

@@ -127,7 +127,7 @@ class Node:
         return sum(chunks for chunks, _ in results), sum(blocks for _, blocks in results)
 
     def forget(self, name: str) -> int:
-        """Drop every resident block from the map; returns how many. Reads and uploads under way end from their holds."""
+        """Drop every resident block from the map; returns how many. What reads or uploads them goes on."""
         chosen = [self.named(name)] if name else list(self.namespaces.values())
         return sum(each.directory.drop(list(each.directory.resident())) for each in chosen)
 
