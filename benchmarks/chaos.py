@@ -24,8 +24,9 @@ from support.faulty_proxy import faulty_proxy
 from support.servers import S3Place, running_seaweedfs
 
 from benchmarks import ROOT
+from benchmarks.chaos_member import Outcome
 from benchmarks.chaos_plan import StoreKind, make_plan
-from benchmarks.chaos_run import ChaosRun, Outcome
+from benchmarks.chaos_run import ChaosRun
 
 SCRATCH = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
 BUCKET = "chaos"

@@ -363,25 +363,25 @@ async def _collect(settings: Settings, how: str, plan: FaultPlan, death: Death |
                     await catalog.compact(force=True)
             return
         async with opened_round(store, settings, found.namespaces) as opened:
-            if how == "merge":
-                await opened.merge(opened.merges(), lambda count: None)
-            await _remove(settings, opened, superseded=how == "merge", name=LEASE_NAME)
+            await _remove(settings, opened, merge=how == "merge", name=LEASE_NAME)
     finally:
         await store.close()
 
 
-async def _remove(settings: Settings, opened: Any, *, superseded: bool, name: str) -> None:
+async def _remove(settings: Settings, opened: Any, *, merge: bool, name: str) -> None:
+    """Half of what is stored goes; or small chunks are merged, and what the next catalog shows superseded goes."""
     from s3kv.gc.execute import Pace, execute
     from s3kv.gc.lease import held
     from s3kv.gc.plan import Policy
 
     stored = sum(entry.added.size for catalog in opened.catalogs.values() for entry in catalog.iter_chunks())
-    policy = Policy(time.time(), None if superseded else stored // 2, None, superseded)
+    policy = Policy(time.time(), None if merge else stored // 2, None, merge)
     plan = opened.plan(policy, [])
-    pace = Pace(
-        settings.collect.grace_s, settings.collect.lease_s, time.monotonic, time.time, asyncio.sleep
-    )  # fmt: skip
-    async with held(
-        opened.store, name, f"chaos {os.getpid()}", lease_s=settings.collect.lease_s, sleep=asyncio.sleep
-    ) as lease:
+    if merge:
+        await opened.merge(opened.merges(plan), lambda count: None)
+        plan = opened.plan(policy, [])
+    collect = settings.collect
+    pace = Pace(collect.grace_s, collect.lease_s, time.monotonic, time.time, asyncio.sleep)
+    holder = f"chaos {os.getpid()}"
+    async with held(opened.store, name, holder, lease_s=collect.lease_s, sleep=asyncio.sleep) as lease:
         await execute(plan, opened.places, opened.store, lease, pace)
