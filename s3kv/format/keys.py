@@ -41,7 +41,7 @@ class LogKey(NamedTuple):
 
 
 class SnapKey(NamedTuple):
-    """`ns/<namespace>/snap/<time_us>-<epoch>`: one catalog snapshot; `epoch` is its writer's lease epoch."""
+    """`ns/<namespace>/snap/<time_us>-<epoch>`: one catalog snapshot; `epoch` is one more than the highest known."""
 
     namespace: str
     time_us: int
