@@ -17,8 +17,11 @@ from typing import Any
 import boto3
 import pytest
 import yaml
-from botocore.exceptions import ClientError
+from support.agents import FakeEngine, agent_settings, running_agent, small_spec
+from support.command import Cli
+from support.faulty_proxy import faulty_proxy
 from support.servers import ACCESS_KEY, REGION, SECRET_KEY, boto3_client
+from support.tls import make_ca_and_server
 
 from s3kv.settings import load_settings
 from s3kv.store.admin import BucketSpec, check_bucket, create_bucket, read_state
@@ -90,8 +93,37 @@ output "full" {{
 """
 
 
+@pytest.fixture
+def access(moto_server: str, tmp_path: Path) -> Iterator[dict[str, Any]]:
+    """`store` settings that lead to moto where those of the module lead to AWS. With TLS, which the policy asks for."""
+    bundle, context = make_ca_and_server(tmp_path)
+    with faulty_proxy(moto_server, context) as tls:
+        yield {
+            "endpoint": tls.endpoint,
+            "ca_bundle": bundle,
+            "access_key_id": ACCESS_KEY,
+            "secret_access_key": SECRET_KEY,
+        }
+
+
+class Provisioned:
+    """A bucket of the module, used by way of the settings file that the module gives out."""
+
+    def __init__(self, output: dict[str, Any], spec: BucketSpec, folder: Path, access: dict[str, Any]) -> None:
+        self.spec, self.access = spec, access
+        self.file = folder / f"{spec.name}.yaml"
+        self.file.write_text(output["settings_yaml"])
+        self.folder = folder / spec.name
+        self.folder.mkdir()
+
+    def cli(self, *arguments: str, **settings: Any) -> Cli:
+        values = {f"store.{name}": value for name, value in self.access.items()} | settings
+        sets = (word for name, value in values.items() for word in ("--set", f"{name}={value}"))
+        return Cli("--config", str(self.file), *sets, *arguments)
+
+
 def test_applied_agreeing_with_bucket_create_replanned_used_and_destroyed(
-    terraform_at: Callable[[str], Any], moto_server: str, tmp_path: Path
+    terraform_at: Callable[[str], Any], moto_server: str, tmp_path: Path, access: dict[str, Any]
 ) -> None:
     run = uuid.uuid4().hex[:8]
     plain = BucketSpec(name=f"plain-{run}", region=REGION)
@@ -111,18 +143,26 @@ def test_applied_agreeing_with_bucket_create_replanned_used_and_destroyed(
             abort_multipart_days=2,
             tags={"Application": "s3kv", "Team": "inference"},
         )
-        for spec, output in ((plain, outputs["plain"]), (full, outputs["full"])):
-            the_bucket_is_what_the_module_promises(client, spec)
-            bucket_create_and_the_module_agree(client, spec)
-            the_settings_file_works(output, spec, tmp_path)
+        buckets = [
+            Provisioned(outputs[name], spec, tmp_path, access) for name, spec in (("plain", plain), ("full", full))
+        ]
+        for bucket in buckets:
+            the_bucket_is_what_the_module_promises(client, bucket.spec)
+            bucket_create_and_the_module_agree(client, bucket)
+            bucket_check_is_content(bucket)
+        the_settings_files_are_whole(outputs, buckets)
         the_roles_may_do_what_they_must(moto_server, outputs["full"], full)
         the_extras_are_there(moto_server, outputs["full"], full)
 
         plan = terraform("plan", "-detailed-exitcode", "-input=false", "-no-color", accept=(0, 2))
         assert plan.returncode == 0, f"not clean:\n{plan.stdout}"
 
-        with without_policy(client, plain.name):
-            objects_go_in_and_out(client, plain)
+        for bucket in buckets:
+            with without_policy(client, bucket.spec.name):
+                bucket_check_misses_the_policy(bucket)
+                kv_is_stored_loaded_and_collected(client, bucket)
+                if bucket.spec is full:
+                    nothing_of_s3kv_stays(client, bucket)
     finally:
         terraform("destroy", "-auto-approve", "-input=false", "-no-color")
     assert not {plain.name, f"full-{run}"} & {each["Name"] for each in client.list_buckets()["Buckets"]}
@@ -158,9 +198,14 @@ def the_bucket_is_what_the_module_promises(client: Any, spec: BucketSpec) -> Non
     }
 
 
-def bucket_create_and_the_module_agree(client: Any, spec: BucketSpec) -> None:
+def bucket_create_and_the_module_agree(client: Any, bucket: Provisioned) -> None:
+    spec = bucket.spec
     twin = BucketSpec(**{**vars(spec), "name": f"{spec.name}-twin"})
-    create_bucket(twin, client)
+    key = ("--kms-key", spec.kms_key) if spec.kms_key else ()
+    choices = ("--encryption", spec.encryption, *key, "--expiry-days", str(spec.expiry_days))
+    bucket.cli("--store", f"s3://{twin.name}/{twin.prefix}")("bucket", "create", *choices).ok()
+    rest = {"lifecycle", "tags"} if spec.lease_expiry_days != BucketSpec.lease_expiry_days else set()
+    assert set(create_bucket(twin, client)) == rest, "days and tags that the command has no options for"
 
     assert as_if_named(read_state(twin, client), twin.name, spec.name) == read_state(spec, client)
     assert as_if_named(raw_state(client, twin.name), twin.name, spec.name) == raw_state(client, spec.name)
@@ -190,12 +235,28 @@ def as_if_named(value: Any, name: str, other: str) -> Any:
     return json.loads(json.dumps(value).replace(name, other))
 
 
-def the_settings_file_works(output: dict[str, Any], spec: BucketSpec, folder: Path) -> None:
-    path = folder / f"{spec.name}.yaml"
-    path.write_text(output["settings_yaml"])
-    store = load_settings(path).store
-    assert (store.url, store.region) == (f"s3://{spec.name}/{spec.prefix}", spec.region)
-    assert yaml.safe_load(output["settings_yaml"])["store"]["url"] == output["store_url"]
+def bucket_check_is_content(bucket: Provisioned) -> None:
+    assert bucket.cli()("bucket", "check", "--json").ok().json["findings"] == []
+    exact = bucket.cli()("bucket", "check", "--exact", "--json")
+    chosen = {each["property"].split(".")[0] for each in exact.json["findings"]}
+    assert chosen == ({"encryption", "lifecycle"} if bucket.spec.kms_key else set())
+    assert exact.code == (1 if chosen else 0)
+
+
+def bucket_check_misses_the_policy(bucket: Provisioned) -> None:
+    ran = bucket.cli()("bucket", "check", "--json")
+    assert ran.code == 1
+    assert {each["property"] for each in ran.json["findings"]} == {
+        "policy.S3kvDenyInsecureTransport",
+        "policy.S3kvDenyOldTls",
+    }
+
+
+def the_settings_files_are_whole(outputs: dict[str, Any], buckets: list[Provisioned]) -> None:
+    for output, bucket in zip((outputs["plain"], outputs["full"]), buckets, strict=True):
+        store, spec = load_settings(bucket.file).store, bucket.spec
+        assert (store.url, store.region) == (f"s3://{spec.name}/{spec.prefix}", spec.region)
+        assert yaml.safe_load(output["settings_yaml"])["store"]["url"] == output["store_url"]
 
 
 def aws(service: str, endpoint: str) -> Any:
@@ -249,20 +310,39 @@ def without_policy(client: Any, bucket: str) -> Iterator[None]:
     client.put_bucket_policy(Bucket=bucket, Policy=policy)
 
 
-def objects_go_in_and_out(client: Any, spec: BucketSpec) -> None:
-    """Objects stay behind on purpose: `force_destroy` has to take them along."""
-    put, parts = f"{spec.prefix}/ns/n/chunk/ab/put/g0", f"{spec.prefix}/ns/n/chunk/ab/parts/g0"
-    client.put_object(Bucket=spec.name, Key=put, Body=b"kv" * 500, IfNoneMatch="*")
-    upload = client.create_multipart_upload(Bucket=spec.name, Key=parts)["UploadId"]
-    part = client.upload_part(Bucket=spec.name, Key=parts, UploadId=upload, PartNumber=1, Body=b"kv" * 500)
-    client.complete_multipart_upload(
-        Bucket=spec.name,
-        Key=parts,
-        UploadId=upload,
-        MultipartUpload={"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]},
-        IfNoneMatch="*",
-    )
-    for key in (put, parts):  # case 52
-        assert client.get_object(Bucket=spec.name, Key=key)["Body"].read() == b"kv" * 500
-        with pytest.raises(ClientError, match="PreconditionFailed"):
-            client.put_object(Bucket=spec.name, Key=key, Body=b"other", IfNoneMatch="*")
+def kv_is_stored_loaded_and_collected(client: Any, bucket: Provisioned) -> None:
+    """By an agent, an engine and the commands. The catalog stays behind: in the plain bucket `force_destroy` has to
+    take it along."""
+    store = load_settings(bucket.file, store=bucket.access).store.model_dump(exclude_unset=True)
+    settings = agent_settings(bucket.folder, store=store)
+    cli = bucket.cli(**{"agent.socket": settings.agent.socket, "collect.grace_s": 0})
+    with running_agent(settings) as agent:
+        engine = FakeEngine.start(settings, small_spec())
+        chain = engine.chain(1, 4)
+        engine.save(chain)
+        assert cli("agent", "drain", "--wait", "30s", "--json").ok().json["unsaved_blocks"] == 0
+        stored = chunks_in(client, bucket.spec)
+        assert stored
+
+        assert cli("agent", "forget", "--json").ok().json == {"blocks": 4}
+        assert engine.load(chain) == 4
+        assert agent.totals().total(agent.totals().fetched_blocks) == 4
+
+        ran = cli("gc", "--max-bytes", "1", "--yes", "--json").ok().json
+        assert (ran["deleted"]["objects"], ran["failures"]) == (len(stored), [])
+        assert chunks_in(client, bucket.spec) == []
+        cli("agent", "forget").ok()
+        assert engine.load(chain) == 0
+        engine.close()
+    assert client.list_objects_v2(Bucket=bucket.spec.name)["KeyCount"] > 0
+
+
+def nothing_of_s3kv_stays(client: Any, bucket: Provisioned) -> None:
+    """moto takes the deletion of request metrics for that of the bucket, and refuses it while an object is in there."""
+    bucket.cli()("bucket", "delete", "--everything", "--yes").ok()
+    assert client.list_objects_v2(Bucket=bucket.spec.name)["KeyCount"] == 0
+
+
+def chunks_in(client: Any, spec: BucketSpec) -> list[str]:
+    found = client.list_objects_v2(Bucket=spec.name, Prefix=f"{spec.prefix}/ns/").get("Contents", [])
+    return [each["Key"] for each in found if "/chunk/" in each["Key"]]
