@@ -9,8 +9,8 @@ from collections import Counter
 logger = logging.getLogger("s3kv.client")
 
 
-class ClientStats:
-    """Thread-safe counts. The first trouble of each reason is logged, later ones only counted."""
+class Counts:
+    """Thread-safe counts by name."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -22,10 +22,6 @@ class ClientStats:
             self._counts[name] += amount
             return self._counts[name]
 
-    def trouble(self, name: str, detail: object) -> None:
-        if self.count(name) == 1:
-            logger.warning("%s: %s (further ones are counted, not logged)", name, detail)
-
     def __getitem__(self, name: str) -> int:
         with self._lock:
             return self._counts[name]
@@ -33,3 +29,11 @@ class ClientStats:
     def as_dict(self) -> dict[str, int]:
         with self._lock:
             return dict(self._counts)
+
+
+class ClientStats(Counts):
+    """The first trouble of each reason is logged, later ones only counted."""
+
+    def trouble(self, name: str, detail: object) -> None:
+        if self.count(name) == 1:
+            logger.warning("%s: %s (further ones are counted, not logged)", name, detail)

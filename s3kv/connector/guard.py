@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import functools
 import logging
-import threading
-from collections import Counter
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
+from s3kv.client.stats import Counts
 from s3kv.errors import S3kvError
 
 logger = logging.getLogger("s3kv.connector")
@@ -26,29 +25,12 @@ class PromiseBroken(S3kvError):
     """Bytes that were offered to the runtime cannot be copied to its pages. Next: start the stopped server again."""
 
 
-class Troubles:
-    """Thread-safe counts of what went wrong, by name. The first of each name is logged with its traceback."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._counts: Counter[str] = Counter()
-
-    def count(self, name: str, amount: int = 1) -> int:
-        with self._lock:
-            self._counts[name] += amount
-            return self._counts[name]
+class Troubles(Counts):
+    """What went wrong, by name. The first of each name is logged with its traceback."""
 
     def log(self, name: str, error: BaseException) -> None:
         if self.count(name) == 1:
             logger.error("%s failed; served without it (further ones are counted, not logged)", name, exc_info=error)
-
-    def __getitem__(self, name: str) -> int:
-        with self._lock:
-            return self._counts[name]
-
-    def as_dict(self) -> dict[str, int]:
-        with self._lock:
-            return dict(self._counts)
 
 
 class HasTroubles(Protocol):
