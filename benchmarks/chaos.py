@@ -79,6 +79,24 @@ def totals(outcomes: list[Outcome]) -> dict[str, Any]:
     }
 
 
+def joined(files: list[Path]) -> dict[str, Any]:
+    """Totals of runs noted by `--out`; of a seed that ran again the last one counts, and the seed is named."""
+    lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    last: dict[int, dict[str, Any]] = {}
+    again = sorted(
+        {line["seed"] for at, line in enumerate(lines) if any(o["seed"] == line["seed"] for o in lines[:at])}
+    )
+    commits = Counter[str]()
+    for line in lines:
+        last[line["seed"]] = line
+    for line in last.values():
+        commits[line.pop("commit")] += 1
+    counted = ("faults", "kills", "notes")
+    outcomes = [Outcome(**line | {name: Counter(line[name]) for name in counted}) for line in last.values()]
+    seeds = {"first_seed": min(last), "last_seed": max(last), "seeds_run_again": again}
+    return {"commits": dict(commits)} | seeds | totals(outcomes)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", default="0-9", help="a number, or FIRST-LAST")
@@ -88,7 +106,11 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true")
     parser.add_argument("--fair", action="store_true", help="the same workloads without faults")
     parser.add_argument("--commit", default=commit(), help="noted with each run")
+    parser.add_argument("--join", type=Path, nargs="+", help="instead of running: the totals of such files")
     arguments = parser.parse_args()
+    if arguments.join:
+        print(json.dumps(joined(arguments.join), indent=2))
+        return 0
     first, _, last = arguments.seeds.partition("-")
     began = time.monotonic()
     outcomes = []

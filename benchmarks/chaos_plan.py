@@ -137,7 +137,7 @@ def make_plan(seed: int, store: StoreKind) -> ChaosPlan:
         sections=_sections(rng),
         storm_s=storm_s,
         rates=_rates(rng) if store == "file" else {},
-        http_rate=rng.choice((0.02, 0.1, 0.3)),
+        http_rate=rng.choice((0.05, 0.15, 0.4)),
         actions=_actions(rng, storm_s, agents, len(engines), sim),
         agent_deaths=_deaths(rng, STEPS, agents, 0.5),
         engine_deaths=_deaths(rng, tuple((step, "") for step in CLIENT_STEPS), len(engines), 0.4),

@@ -29,6 +29,7 @@ from s3kv.sim.engine import Engine
 from s3kv.store.opening import open_unguarded
 
 RESTART_S = 0.1
+START_S = 15.0
 SCORE_TOLERANCE = 1e-9
 
 _context = multiprocessing.get_context("forkserver")
@@ -143,6 +144,8 @@ class Storm(Actions):
 
     def weather(self) -> None:
         plan = self.plan
+        # A storm over processes that are still starting would be over before they do anything.
+        self.turn(START_S, lambda: all(member.ready for member in (*self.agents, *self.engines)))
         if self.proxy is not None:
             self.proxy.rule(harm.http_rule(plan.seed, plan.http_rate, self.outcome.faults))
         for action in plan.actions:

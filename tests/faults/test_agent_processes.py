@@ -282,6 +282,10 @@ def test_descriptors_threads_and_memory_are_where_they_were_after_many_engines(t
             proc = Path(f"/proc/{agent.process.pid}")
             return sum(1 for _ in (proc / "fd").iterdir()), sum(1 for _ in (proc / "task").iterdir())
 
+        def anonymous_kib() -> int:
+            status = Path(f"/proc/{agent.process.pid}/status").read_text()
+            return int(status.partition("RssAnon:")[2].split()[0])
+
         def visit(number: int) -> None:
             engine = FakeEngine.start(settings, spec, name=f"engine {number}")
             engine.save(engine.chain(number % 5, 3))
@@ -291,12 +295,13 @@ def test_descriptors_threads_and_memory_are_where_they_were_after_many_engines(t
         for number in range(10):
             visit(number)
         agent.until(lambda: agent.status()["namespaces"][0]["engines"] == 0)
-        before = used()
+        before, memory = used(), anonymous_kib()
         for number in range(60):
             visit(number)
         agent.until(lambda: agent.status()["namespaces"][0]["engines"] == 0)
         agent.until(lambda: used()[0] <= before[0] + 1)
         assert used()[1] <= before[1] + 2
+        assert anonymous_kib() <= memory + 8192
 
 
 def test_a_client_of_another_version_learns_what_to_do(tmp_path: Path) -> None:
