@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks.bench_directory import fresh
 from benchmarks.bench_snapshot import _catalog, load
 from benchmarks.harness import Options, Report, Series, at_most, race, ratio
-from benchmarks.synthetic import SPEC, alone, write_snapshot
+from benchmarks.synthetic import alone, write_snapshot
 
 
 def measure(options: Options) -> Report:
@@ -68,7 +68,8 @@ async def _race(folder: Path, chains: list[list[bytes]], rounds: int) -> dict[st
 def _get_each(env: lmdb.Environment, table: Any, keys: list[bytes]) -> None:
     with env.begin(db=table) as txn:
         get = txn.get
-        assert all([get(key) for key in keys])
+        found = [get(key) for key in keys]
+    assert all(found)
 
 
 def _get_together(env: lmdb.Environment, table: Any, keys: list[bytes]) -> None:

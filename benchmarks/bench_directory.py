@@ -42,7 +42,8 @@ def measure(options: Options) -> Report:
 
     def look_up() -> None:
         get = bare.get
-        assert all([get(key) is not None for key in keys])
+        found = [get(key) for key in keys]
+        assert None not in found
 
     def match() -> None:
         found = directory.match(keys, readers={0: "a", 1: "b"})

@@ -67,13 +67,15 @@ def plan(count: int) -> dict[str, Any]:
         for chain in hashes:
             for start in range(0, CHAIN_BLOCKS, CHUNK_BLOCKS):
                 began = time.perf_counter()
-                parent = blocks[-1] if start else bytes(16)
+                if not start:
+                    parent = bytes(16)
                 raw = chain[start : start + CHUNK_BLOCKS].tobytes()
                 blocks = tuple(raw[at : at + 16] for at in range(0, len(raw), 16))
                 name = chunk_id(SPEC.digest, parent, blocks)
                 entry = _Entry(_Added(name, parent, start, blocks, (0,), groups, OBJECT_BYTES), 480_000 - made % 1000)
                 spent[0] += time.perf_counter() - began
                 yield entry
+                parent = blocks[-1]
                 made += 1
                 if made == count:
                     return

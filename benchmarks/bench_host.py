@@ -24,8 +24,8 @@ def measure(options: Options) -> Report:
     for size in SIZES:
         _measure(report, size, total, options.rounds(12))
     report.note(
-        "A single memcpy of 1 GiB writes past the caches (glibc's non-temporal stores), which one of a page's size does "
-        "not; pages lie at random places on both sides, so nothing larger can be copied at once."
+        "A single memcpy of 1 GiB writes past the caches (glibc's non-temporal stores), which one of a page's size "
+        "does not; pages lie at random places on both sides, so nothing larger can be copied at once."
     )
     return report
 
@@ -72,7 +72,6 @@ def _measure(report: Report, size: int, total: int, rounds: int) -> None:
         report.rates(name, ours, "memcpy of the slots, at once", series["memcpy"], total, goal=at_least(0.9))
         report.rates(name, ours, "memcpy page by page", series["by page"], total, goal=at_least(0.9))
         report.rates(name, ours, "memcpy of private memory", series["private"], total)
-        del source
         clients.close()
 
 

@@ -26,8 +26,8 @@ def measure(options: Options) -> Report:
                     peer_figure=size / 1e6, ratio=read / size, goal=at_most(1.1),
                 )  # fmt: skip
     report.note(
-        "A chunk's header and a block lie apart; gaps of up to 1 MiB are read over (10 ms at 100 MB/s, less than the first "
-        "byte of another request), which small blocks pay for in bytes and win in time."
+        "A chunk's header and a block lie apart; gaps of up to 1 MiB are read over (10 ms at 100 MB/s, less than the "
+        "first byte of another request), which small blocks pay for in bytes and win in time."
     )
     return report
 

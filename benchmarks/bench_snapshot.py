@@ -31,8 +31,8 @@ def measure(options: Options) -> Report:
             used = alone(look_up, folder)
         _rows(report, blocks, size, reading, found, used)
     report.note(
-        "anonymous memory is what the process keeps for itself; mapped pages of the index are the kernel's cache and go "
-        "when memory is wanted elsewhere. RSS counts both."
+        "anonymous memory is what the process keeps for itself; mapped pages of the index are the kernel's cache and "
+        "go when memory is wanted elsewhere. RSS counts both."
     )
     return report
 

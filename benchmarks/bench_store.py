@@ -18,17 +18,16 @@ def measure(options: Options) -> Report:
     report = Report(f"store: {SIZE // MIB} MiB objects, {AT_ONCE} at once, into the caller's buffer, payload unsigned")
     with ExitStack() as stack:
         plain, tls = stack.enter_context(nginx())
-        objects = 8 if options.quick else 16
         for origin in (plain, tls):
-            _compare(report, origin, objects, options.rounds(12))
+            _compare(report, origin, 8, options.rounds(10))
         if not options.quick:
             report.data["size"] = [_sweep(plain, size, AT_ONCE) for size in SIZES]
             report.data["concurrency"] = [_sweep(plain, SIZE, at_once) for at_once in CONCURRENCIES]
     with seaweedfs() as origin:
-        _compare(report, origin, 4 if options.quick else 8, options.rounds(6))
+        _compare(report, origin, 4, options.rounds(5))
     report.note(
-        "obstore without the copy leaves the bytes in a buffer of its own; a cache needs them in a slot, so the goal is "
-        "held against obstore and one copy. SeaweedFS itself takes most of two cores: there, read the CPU rows."
+        "obstore without the copy leaves the bytes in a buffer of its own; a cache needs them in a slot, so the goal "
+        "is held against obstore and one copy. SeaweedFS itself takes most of two cores: there, read the CPU rows."
     )
     return report
 
@@ -75,7 +74,7 @@ def _rows(report: Report, what: str, series: dict[str, Series], nbytes: int) -> 
 
 def _sweep(origin: Origin, size: int, at_once: int) -> dict[str, Any]:
     """One point of the plots: s3kv and raw obstore."""
-    objects = max(at_once, min(64, 128 * MIB // size))
+    objects = max(at_once, min(64, 64 * MIB // size))
     keys = [f"sweep-{size}-{number}" for number in range(objects)]
     clients: dict[str, Client] = {"s3kv": Ours(origin, size), "obstore": Obstore(origin, size)}
     point: dict[str, Any] = {"size": size, "at_once": at_once}
@@ -85,7 +84,7 @@ def _sweep(origin: Origin, size: int, at_once: int) -> dict[str, Any]:
         def runner(client: Client, work: Work = work) -> Any:
             return lambda: client.run(work, keys, at_once)
 
-        series = race({name: runner(client) for name, client in clients.items()}, 5)
+        series = race({name: runner(client) for name, client in clients.items()}, 3)
         for name, each in series.items():
             point[f"{work} {name}"] = objects * size / 1e6 / each.wall_s
     for client in clients.values():

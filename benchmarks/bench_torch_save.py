@@ -104,7 +104,9 @@ def timed_callbacks(connector: ConnectorConfig) -> Iterator[Spent]:
     module = importlib.import_module(connector.connector_module)
     spent = Spent()
     classes = [getattr(module, connector.connector_scheduler_class), getattr(module, connector.connector_worker_class)]
-    before = [(kind, name, kind.__dict__.get(name), getattr(kind, name, None)) for kind in classes for name in CALLBACKS]
+    before = [
+        (kind, name, kind.__dict__.get(name), getattr(kind, name, None)) for kind in classes for name in CALLBACKS
+    ]
     for kind, name, _, method in before:
         if method is not None and method.__module__ != "s3kv.sim.interface":
             setattr(kind, name, _timed(method, spent))
