@@ -26,7 +26,7 @@ from s3kv.errors import CorruptData, NotFound, S3kvError, StoreError
 from s3kv.format.chunk import check_page, read_frame
 from s3kv.format.header import CODEC_RAW, ChunkHeader, header_size, read_header
 from s3kv.format.keys import chunk_key
-from s3kv.format.records import DeleteReason
+from s3kv.format.records import DeleteReason, GroupObject
 from s3kv.settings import FetchSettings
 from s3kv.store.base import Store
 from s3kv.tier.directory import Directory
@@ -116,7 +116,9 @@ class Fetcher:
     def _ended(self, task: asyncio.Task[None], fetch: ChunkFetch, places: list[_Place]) -> None:
         self._running.discard(task)
         for place in places:
-            self._fetching.pop(fetch.chunk.blocks[place.index], None)
+            block = fetch.chunk.blocks[place.index]
+            if self._fetching.get(block) is task:  # not one that was begun since the slots were given back
+                del self._fetching[block]
         for future in self._waiters:
             if not future.done():
                 future.set_result(None)
@@ -160,7 +162,17 @@ class Fetcher:
         added = fetch.chunk.added
         if len(added.groups) != len(self._pages.spec.groups):
             raise CorruptData("the catalog's record has another number of layer groups than the namespace")
+        for group, sizes in enumerate(added.groups):
+            self._check_sizes(len(added.blocks), group, sizes)
         await together(self._read_group(fetch, places, group) for group in range(len(added.groups)))
+
+    def _check_sizes(self, blocks: int, group: int, sizes: GroupObject) -> None:
+        """Memory is taken for as many bytes as the record says: no more than its blocks can need."""
+        shards = self._pages.shards_of_group[group]
+        head = header_size(blocks, len(shards))
+        most = head + blocks * sum(self._pages.page_bytes(group, shard) for shard in shards)
+        if sizes.header_size != head or sizes.size > most:
+            raise CorruptData("the catalog's record has sizes that its blocks cannot have")
 
     async def _read_group(self, fetch: ChunkFetch, places: list[_Place], group: int) -> None:
         if fetch.raw:
@@ -221,6 +233,8 @@ class Fetcher:
         header = self._check_header(head, fetch, group)
         targets = self._targets(places, group)
         frames = [header.frame(index, position) for index, position, _ in targets]
+        if any(frame.raw_length != len(page) for frame, (_, _, page) in zip(frames, targets, strict=True)):
+            raise CorruptData("the chunk's pages have other lengths than the namespace's")
         buffers = [bytearray(frame.length) for frame in frames]
         ranges = [(frame.offset, frame.length) for frame in frames]
         await self._store.get_ranges(key, ranges, [memoryview(buffer) for buffer in buffers])
