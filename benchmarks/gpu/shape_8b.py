@@ -30,7 +30,7 @@ from s3kv.sim.llm_request import LlmRequestState
 
 GIB = 1 << 30
 PASS_PAIRS = 8
-DECODE_SEQUENCES, DECODE_CONTEXT, DECODE_STEPS, DECODE_SEGMENTS = 64, 1024, 64, 6
+DECODE_SEQUENCES, DECODE_CONTEXT, DECODE_STEPS, DECODE_SEGMENTS = 64, 1024, 64, 8
 PROMPTS = (4096, 32768, 131072)
 NETWORKS = ((0.0, 0.0), (0.02, 0.0), (0.02, 10e9), (0.02, 5e9), (0.02, 1e9))
 
@@ -95,8 +95,9 @@ def prompt(rng: random.Random, length: int, vocab: int) -> list[int]:
 def passes(model: Model, serving: Serving, bare: Serving, connection: Connection, rng: random.Random) -> dict[str, Any]:
     """8,192-token passes with every block saved against without, alternating; time on the device by events."""
     times: dict[str, list[float]] = {"with": [], "without": []}
+    pair = [("with", serving), ("without", bare)]
     for index in range(PASS_PAIRS + 1):
-        for name, each in (("with", serving), ("without", bare)):
+        for name, each in pair if index % 2 else pair[::-1]:
             tokens = prompt(rng, CHUNK, model.shape.vocab)
             request = each.request(tokens)
             held = each.pages.grow(request.request_id, CHUNK // model.shape.block)
@@ -115,7 +116,7 @@ def passes(model: Model, serving: Serving, bare: Serving, connection: Connection
             if index:
                 times[name].append(begin.elapsed_time(end))
             each.finish(request)
-        settle(connection, serving)
+            settle(connection, serving)  # what one side copies and uploads must not run beside the other's pass
         forget(connection)
     ratios = [w / o for w, o in zip(times["with"], times["without"], strict=True)]
     return {
@@ -148,7 +149,7 @@ class Decode:
         return self.sampled
 
 
-def decode(model: Model, serving: Serving, bare: Serving, rng: random.Random) -> dict[str, Any]:
+def decode(model: Model, serving: Serving, bare: Serving, connection: Connection, rng: random.Random) -> dict[str, Any]:
     """Decode of 64 sequences: segments of steps with s3kv and without, alternating, results read one step late."""
     per_step: dict[str, list[float]] = {"with": [], "without": []}
     blocks = (DECODE_CONTEXT + DECODE_STEPS * DECODE_SEGMENTS) // model.shape.block + 1
@@ -168,8 +169,7 @@ def decode(model: Model, serving: Serving, bare: Serving, rng: random.Random) ->
             request.state = LlmRequestState.GENERATION_IN_PROGRESS
         tables = torch.tensor([each.pages.pages(r.request_id)[0] for r in requests], device="cuda")
         setups[name] = (each, requests, Decode(model, tables, DECODE_CONTEXT))
-    if serving.driver is not None:
-        serving.driver.worker.transfers.drain(60)
+    settle(connection, serving)
     for segment in range(DECODE_SEGMENTS):
         order = ("with", "without") if segment % 2 == 0 else ("without", "with")
         for name in order:
@@ -185,7 +185,7 @@ def decode(model: Model, serving: Serving, bare: Serving, rng: random.Random) ->
                 for request in requests:
                     request._tokens.append(7)
             torch.cuda.synchronize()
-            if segment:
+            if segment > 1:
                 per_step[name].append((time.perf_counter() - begin) / DECODE_STEPS * 1e3)
     for each, requests, _ in setups.values():
         for request in requests:
@@ -250,7 +250,7 @@ def run(rng: random.Random) -> dict[str, Any]:
             serving, bare = Serving(model, driver, pages), Serving(model, attach_idle(), pages)
             result["pass"] = passes(model, serving, bare, connection, rng)
             print("pass", result["pass"], flush=True)
-            result["decode"] = decode(model, serving, bare, rng)
+            result["decode"] = decode(model, serving, bare, connection, rng)
             print("decode", {k: v for k, v in result["decode"].items() if k != "all_ms"}, flush=True)
             settle(connection, serving)
             forget(connection)
