@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from s3kv.agent.fetchplan import ChunkFetch, plan_fetches
 from s3kv.agent.metrics import AgentMetrics
 from s3kv.agent.pages import Pages
-from s3kv.agent.together import in_thread, together
+from s3kv.agent.together import PASS_ON, in_thread, together
 from s3kv.agent.weights import ByteSemaphore
 from s3kv.catalog.catalog import Catalog
 from s3kv.errors import CorruptData, NotFound, S3kvError, StoreError
@@ -134,7 +134,9 @@ class Fetcher:
             await self._repair(fetch, error)
         except (TimeoutError, StoreError, OSError) as error:
             self._count(error)
-        except Exception as error:
+        except PASS_ON:
+            raise
+        except BaseException as error:  # a panic in a library written in Rust is no Exception
             logger.exception("a fetch failed")
             self._count(error)
         finally:

@@ -17,6 +17,7 @@ from s3kv.agent.pages import Pages
 from s3kv.agent.promises import PROMISE_BIT, Promises
 from s3kv.agent.publisher import Publisher
 from s3kv.agent.resources import Resources
+from s3kv.agent.together import PASS_ON
 from s3kv.agent.uploader import Uploader
 from s3kv.catalog.catalog import Catalog
 from s3kv.client.protocol import NO_SLOT, Matched, PromiseState, Reserved, pack_u32
@@ -294,7 +295,9 @@ class Namespace:
             await call()
         except (S3kvError, OSError, TimeoutError) as error:
             logger.warning("%s of %s: %s", work, self.spec.name, error)
-        except Exception:
+        except PASS_ON:
+            raise
+        except BaseException:  # a panic in a library written in Rust is no Exception
             logger.exception("%s of %s", work, self.spec.name)
         else:
             return True

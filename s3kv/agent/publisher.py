@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
+from s3kv.agent.together import PASS_ON
+from s3kv.errors import StoreError
 from s3kv.format.records import Record
 
 
@@ -54,8 +56,10 @@ class Publisher:
             error: BaseException | None = None
             try:
                 await self._publish([record for record, _ in batch])
-            except Exception as caught:
-                error = caught
+            except PASS_ON:
+                raise
+            except BaseException as caught:
+                error = caught if isinstance(caught, Exception) else StoreError(str(caught))
             for _, future in batch:
                 if future.done():
                     continue

@@ -13,6 +13,9 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+PASS_ON = (asyncio.CancelledError, KeyboardInterrupt, SystemExit)
+"""What background work lets through; anything else must be dealt with, or a fault would end it silently for good."""
+
 
 async def together(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Results in order. After a failure or a cancellation the rest is cancelled and awaited, then it raises."""

@@ -21,7 +21,7 @@ from s3kv.agent.metrics import AgentMetrics
 from s3kv.agent.packer import Run
 from s3kv.agent.pages import Pages
 from s3kv.agent.publisher import Publisher
-from s3kv.agent.together import in_thread, together
+from s3kv.agent.together import PASS_ON, in_thread, together
 from s3kv.agent.weights import ByteSemaphore
 from s3kv.catalog.catalog import Catalog
 from s3kv.errors import AlreadyExists, CorruptData, NotFound, S3kvError, StoreError
@@ -116,7 +116,9 @@ class Uploader:
                 stored = True
         except (TimeoutError, S3kvError, OSError) as error:
             self._drop(run, error)
-        except Exception as error:
+        except PASS_ON:
+            raise
+        except BaseException as error:  # a panic in a library written in Rust is no Exception
             logger.exception("a chunk could not be stored")
             self._drop(run, error)
         finally:

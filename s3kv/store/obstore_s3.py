@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import obstore
 from obstore.exceptions import BaseError, InvalidPathError
+from obstore.store import MemoryStore
 
 from s3kv.errors import (
     AlreadyExists,
@@ -51,6 +52,20 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
+def _start_runtime() -> None:
+    """Make obstore start its threads now. Raises ConfigError when the machine has no descriptor or thread for them.
+
+    Left to the first request, a moment without descriptors makes obstore unusable for the rest of the process: its
+    runtime is poisoned, and every later call panics.
+    """
+    try:
+        obstore.put(MemoryStore(), "start", b"")
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic in Rust is no Exception
+        raise ConfigError(f"{named('client')}: obstore cannot start: {error}") from error
+
+
 class ObstoreS3:
     """Conditional headers are sent as asked for: `ConditionalStore` knows whether the store honours them."""
 
@@ -58,6 +73,7 @@ class ObstoreS3:
         self._config = config
         self._express = config.location.express
         self._batch = settings.delete_mode == "batch"
+        _start_runtime()
         self._store = _connect(settings, config, bulk_delete=True)
         self._single = _connect(settings, config, bulk_delete=False)
 

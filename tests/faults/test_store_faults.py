@@ -304,3 +304,38 @@ def test_a_first_match_waits_for_catalog_and_blocks_together_no_longer_than_its_
         assert agent.now() - asked <= 0.5 + 1e-6
 
     in_virtual_time(tmp_path, work, plan=FaultPlan(latency_s=0.4))
+
+
+class Panic(BaseException):
+    """As a library written in Rust raises it: no Exception."""
+
+
+def test_a_panic_in_a_library_is_a_failed_try_and_ends_no_background_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(agent: VirtualAgent) -> None:
+        real = {name: getattr(agent.memory, name) for name in ("get_ranges", "put_if_absent", "list")}
+
+        def panic(*_: object, **__: object) -> None:
+            raise Panic("called `Result::unwrap()` on an `Err` value")
+
+        chain = agent.chain(1, 4)
+        for name in real:
+            monkeypatch.setattr(agent.memory, name, panic)
+        agent.save(chain)
+        await asyncio.sleep(30.0)
+        agent.forget()
+        assert await agent.load(chain, wait_s=1.0) == 0
+        monkeypatch.undo()
+        await asyncio.sleep(30.0)
+        agent.save(chain)
+        await agent.stored(chain)
+        agent.forget()
+        monkeypatch.setattr(agent.memory, "get_ranges", panic)
+        assert await agent.load(chain) == 0
+        monkeypatch.undo()
+        assert await agent.load(chain) == 4
+        await agent.quiet()
+        agent.check_at_rest()
+
+    in_virtual_time(tmp_path, work)
