@@ -267,3 +267,37 @@ def test_a_full_disk_under_the_index_leaves_host_memory_serving_and_is_counted(t
         agent.check_at_rest()
 
     in_virtual_time(tmp_path, work, catalog={"map_bytes": 1 << 17})
+
+
+STARVED = """
+import asyncio, os, resource
+from s3kv.errors import StoreError
+from s3kv.settings import StoreSettings
+from s3kv.store.opening import open_store
+
+async def main():
+    store = open_store(StoreSettings(url="s3://bucket/p", endpoint="http://127.0.0.1:1", region="us-east-1",
+        access_key_id="key", secret_access_key="secret", retries=0, breaker_failures=100))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    for limit in (lowest, soft):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        try:
+            await store.head("k")
+        except StoreError as error:
+            print(type(error).__name__)
+
+asyncio.run(main())
+"""
+
+
+def test_a_moment_without_descriptors_at_the_first_request_does_not_break_the_s3_client_for_good() -> None:
+    """Found by chaos seed 256: its runtime, started then, is poisoned, and every later call panics."""
+    import subprocess
+    import sys
+
+    done = subprocess.run([sys.executable, "-c", STARVED], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.split()) == 2 and "panicked" not in done.stderr
