@@ -210,15 +210,15 @@ class GuardedStore(StoreWrapper):
         except ValueError:  # the caller's mistake: nothing was sent
             self._breaker.cancelled(ticket)
             raise
-        except Exception:
-            self._breaker.failed(ticket)
-            raise
         except asyncio.CancelledError:
             waited = self._clock() - began
             if waited >= min(self._limits.patience_s, self._limits.deadline_s):
                 self._breaker.failed(ticket)
             else:
                 self._breaker.cancelled(ticket)
+            raise
+        except BaseException:  # a panic in Rust is no Exception, and must not keep the place of the one probe
+            self._breaker.failed(ticket)
             raise
         self._breaker.succeeded(ticket)
         return result

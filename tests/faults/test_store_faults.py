@@ -339,3 +339,30 @@ def test_a_panic_in_a_library_is_a_failed_try_and_ends_no_background_work(
         agent.check_at_rest()
 
     in_virtual_time(tmp_path, work)
+
+
+def test_a_panic_of_the_probe_leaves_the_place_for_another_probe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(agent: VirtualAgent) -> None:
+        chain = agent.chain(1, 4)
+        agent.save(chain)
+        await agent.stored(chain)
+        agent.forget()
+        agent.plan.outage = True
+        while agent.store.breaker_state != "open":
+            assert await agent.load(chain) == 0
+        agent.plan.outage = False
+
+        def panic(*_: object, **__: object) -> None:
+            raise Panic
+
+        for name in ("get_ranges", "list"):
+            monkeypatch.setattr(agent.memory, name, panic)
+        await asyncio.sleep(agent.settings.store.breaker_reset_s)
+        assert await agent.load(chain) == 0
+        monkeypatch.undo()
+        await asyncio.sleep(agent.settings.store.breaker_reset_s)
+        assert await agent.load(chain) == 4
+
+    in_virtual_time(tmp_path, work)
