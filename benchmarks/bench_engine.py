@@ -157,7 +157,7 @@ class _Batch:
         assert offered == 0
         pages = self._pages(-(-length // BLOCK))
         return RequestData(
-            request.request_id, request.get_tokens(0), pages, 0, length, new_block_ids_by_layer_group=[pages, pages]
+            request.request_id, request.get_tokens(0), [], 0, length, new_block_ids_by_layer_group=[pages, pages]
         )
 
     def _later(self, index: int) -> RequestData:
@@ -165,6 +165,6 @@ class _Batch:
         self._positions[index] = position + 1
         pages = self._pages(1) if position % BLOCK == 0 else []
         return RequestData(
-            self._requests[index].request_id, [position % 251], pages, position, 1,
+            self._requests[index].request_id, [position % 251], [], position, 1,
             new_block_ids_by_layer_group=[pages, pages],
         )  # fmt: skip

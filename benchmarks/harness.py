@@ -253,17 +253,18 @@ def _git(*arguments: str) -> str:
 
 
 def run(name: str, benchmark: Callable[[Options], Report], options: Options, folder: Path = RESULTS) -> Report:
-    """Runs one benchmark, prints its table and writes `folder/NAME.json` (NAME.quick.json for a quick run)."""
+    """Runs one benchmark, prints its table and, unless it was a quick run, writes `folder/NAME.json`."""
     load, began = os.getloadavg()[0], time.perf_counter()
     report = benchmark(options)
     seconds = time.perf_counter() - began
     report.show(Console(width=150))
+    if options.quick:
+        return report
     fields = {
         "benchmark": name,
         "title": report.title,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
-        "quick": options.quick,
         "seconds": round(seconds, 1),
         "load_before": round(load, 2),
         "machine": machine(),
@@ -272,8 +273,7 @@ def run(name: str, benchmark: Callable[[Options], Report], options: Options, fol
         "data": report.data,
     }
     folder.mkdir(parents=True, exist_ok=True)
-    target = folder / (f"{name}.quick.json" if options.quick else f"{name}.json")
-    target.write_text(json.dumps(fields, indent=1) + "\n")
+    (folder / f"{name}.json").write_text(json.dumps(fields, indent=1) + "\n")
     return report
 
 

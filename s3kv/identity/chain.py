@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from itertools import filterfalse
 
 import numpy as np
-from numpy.typing import NDArray
 
 from s3kv.identity.framing import digest, frame, frames
 
@@ -38,8 +37,7 @@ _TOKEN_BYTES = 4
 _NATIVE_U32 = "I"
 if array(_NATIVE_U32).itemsize != _TOKEN_BYTES:  # pragma: no cover - no such platform is supported
     raise ImportError("s3kv needs a platform whose unsigned int has four bytes")
-Tokens = NDArray[np.uint32]
-_NO_TOKENS: Tokens = np.empty(0, np.uint32)
+_FEW_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +92,7 @@ class Chain:
         self.tokens_per_block = tokens_per_block
         self.hashes: list[BlockHash] = []
         self._media = tuple(media)
-        self._pending = _NO_TOKENS
+        self._pending = array(_NATIVE_U32)
         self._block = np.dtype((np.void, tokens_per_block * _TOKEN_BYTES))
         self._state = hashlib.blake2b(digest_size=HASH_BYTES, key=namespace_digest[:64], person=b"s3kv block")
         self._state.update((scope or Scope()).encode())
@@ -102,28 +100,29 @@ class Chain:
     @property
     def tokens(self) -> int:
         """Tokens given so far, also those that do not fill a block yet."""
-        return len(self.hashes) * self.tokens_per_block + self._pending.size
+        return len(self.hashes) * self.tokens_per_block + len(self._pending)
 
     def extend(self, tokens: Sequence[int]) -> int:
         """Append token ids; returns how many blocks they completed.
 
         Raises OverflowError or ValueError for an id that is no u32 token; nothing has been appended then.
         """
-        fresh = np.frombuffer(array(_NATIVE_U32, tokens), np.uint32)  # a quarter of what numpy takes to read a list
-        if fresh.size and fresh.max() > MAX_TOKEN_ID:
+        fresh = array(_NATIVE_U32, tokens)
+        if fresh and _largest(fresh) > MAX_TOKEN_ID:
             raise ValueError("token id 4294967295 is reserved")
-        if self._pending.size:
-            fresh = np.concatenate([self._pending, fresh])
-        blocks, left = divmod(fresh.size, self.tokens_per_block)
-        self._append(fresh[: fresh.size - left])
-        self._pending = fresh[fresh.size - left :].copy()
+        if self._pending:
+            fresh = self._pending + fresh
+        blocks, left = divmod(len(fresh), self.tokens_per_block)
+        if blocks:
+            self._append(fresh, blocks)
+        self._pending = fresh[len(fresh) - left :]
         return blocks
 
-    def _append(self, tokens: Tokens) -> None:
-        """`tokens` of whole blocks. A third faster than a plain loop: `update` answers None, so the filter lets every
-        piece through once it is hashed."""
+    def _append(self, tokens: array[int], blocks: int) -> None:
+        """A third faster than a plain loop: `update` answers None, so the filter lets every piece through once it is
+        hashed."""
         update, current = self._state.update, self._state.digest
-        pieces: Iterable[bytes] = tokens.view(self._block).tolist()
+        pieces: Iterable[bytes] = np.frombuffer(tokens, self._block, blocks).tolist()
         if self._media:
             pieces = self._with_media(pieces)
         self.hashes.extend([current() for _ in filterfalse(update, pieces)])
@@ -139,6 +138,11 @@ class Chain:
             return b""
         fields = ((b"%d:%d" % (span.start, span.length), span.digest) for span in inside)
         return _MEDIA_MARK + frame(b"media", frames(fields))
+
+
+def _largest(tokens: array[int]) -> int:
+    """numpy's maximum, but where calling it would cost more than it saves."""
+    return max(tokens) if len(tokens) <= _FEW_TOKENS else int(np.frombuffer(tokens, np.uint32).max())
 
 
 def chain_hashes(
