@@ -100,7 +100,7 @@ class Namespace:
             threads=resources.threads,
             metrics=metrics,
         )
-        self.promises = Promises(self._pin, self.directory.release, self.fetcher.start)
+        self.promises = Promises(self._pin, self.directory.release, self._coming)
         self.catalog_open = asyncio.Event()
         self._max_pinned = max(1, int(slots * settings.load.max_pinned_fraction))
         self._touched: OrderedDict[bytes, None] = OrderedDict()
@@ -127,14 +127,15 @@ class Namespace:
         await self._wait_for_catalog(min(wait_cap_s, wait_s_per_block * len(hashes)))
         wait_cap_s = max(0.0, wait_cap_s - (self._r.clock() - started))
         found = self._pin(hashes, readers)
-        coming = self.fetcher.start(hashes[len(found.slots) :]) if len(found.slots) < len(hashes) else 0
+        ahead = hashes[len(found.slots) :]
+        reach, coming = self._bring(ahead)
         if coming and park:
             self.directory.release(found.lease_id)
-            promised = hashes[: len(found.slots) + coming]
+            promised = hashes[: min(len(found.slots) + reach, self._max_pinned)]  # a lease of more is never given
             lease = self.promises.make(promised, owner, readers)
             return Matched(identity, lease, b"", len(promised), self._r.clock() - started)
         if coming and (budget := min(wait_cap_s, wait_s_per_block * coming)) > 0:
-            await self._wait_for(hashes[len(found.slots) : len(found.slots) + coming], budget)
+            await self._wait_for(ahead[:reach], budget)
             first, found = found, self._pin(hashes, readers)
             self.directory.release(first.lease_id)
         if found.lease_id and len(found.slots) < min_blocks:
@@ -147,6 +148,22 @@ class Namespace:
     def _pin(self, hashes: Sequence[bytes], readers: dict[Hashable, Hashable]) -> Any:
         return self.directory.match(hashes, readers=readers, max_pinned_slots=self._max_pinned)
 
+    def _bring(self, blocks: Sequence[bytes]) -> tuple[int, int]:
+        """Begin to fetch what storage has of them. How many lie before the first that is neither in host memory nor on
+        its way, and how many of those are on their way."""
+        coming = 0
+        if blocks and self.fetcher.start(blocks):
+            for reach, block in enumerate(blocks):
+                if self.fetcher.on_its_way(block):
+                    coming += 1
+                elif self.directory.state(block) is not State.RESIDENT:
+                    return reach, coming
+        return len(blocks), coming
+
+    def _coming(self, blocks: Sequence[bytes]) -> bool:
+        """Also while the first is resident, and all pins are taken, or an engine is just writing it."""
+        return bool(self.fetcher.start(blocks)) or self.directory.state(blocks[0]) in (State.RESIDENT, State.WRITING)
+
     async def _wait_for_catalog(self, budget_s: float) -> None:
         """Just after a start nobody knows yet what storage has: the first opening is worth the budget, no later one."""
         if self._first_opening.done() or budget_s <= 0:
@@ -157,8 +174,9 @@ class Namespace:
         """Until the last of these blocks that is on its way has arrived or failed, or the budget is spent."""
         try:
             async with asyncio.timeout(budget_s):
-                while any(self.fetcher.on_its_way(block) for block in reversed(blocks)):
-                    await self.fetcher.arrival()
+                for block in reversed(blocks):
+                    while self.fetcher.on_its_way(block):
+                        await self.fetcher.arrival()
         except TimeoutError:
             self._r.metrics.not_offered.labels("budget").inc()
 

@@ -26,17 +26,18 @@ class Promise:
 
 
 class Promises:
-    """`match` pins a chain's resident prefix for these readers; `fetch` starts what is missing and counts it."""
+    """`match` pins a chain's resident prefix for these readers. `coming` starts what is missing of blocks, and says
+    whether it will be worth asking for the first of them again."""
 
     def __init__(
         self,
         match: Callable[[Sequence[bytes], dict[Hashable, Hashable]], Match],
         release: Callable[[int, Hashable | None], bool],
-        fetch: Callable[[Sequence[bytes]], int],
+        coming: Callable[[Sequence[bytes]], bool],
     ) -> None:
         self._match = match
         self._release = release
-        self._fetch = fetch
+        self._coming = coming
         self._promises: dict[int, Promise] = {}
         self._last = PROMISE_BIT
 
@@ -57,7 +58,7 @@ class Promises:
             else:
                 if found.lease_id:
                     self._release(found.lease_id, None)
-                if not self._fetch(promise.hashes[len(found.slots) :]):
+                if not self._coming(promise.hashes[len(found.slots) :]):
                     return False, True, []
         return bool(promise.lease), False, promise.slots
 
@@ -72,9 +73,11 @@ class Promises:
             del self._promises[identity]
 
     def holder_gone(self, holder: Hashable) -> None:
-        """A promise goes with its engine's leader. Shares of a lease are the ranks': the directory ends them."""
+        """A promise goes with its engine's leader, or once it is a lease, whose shares the directory ends, with the
+        last rank that has one."""
         for identity, promise in list(self._promises.items()):
-            if promise.owner == holder and not promise.lease:
+            promise.readers = {reader: each for reader, each in promise.readers.items() if each != holder}
+            if not promise.readers or (promise.owner == holder and not promise.lease):
                 del self._promises[identity]
 
     def __len__(self) -> int:
