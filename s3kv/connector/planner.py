@@ -58,7 +58,7 @@ class Planner:
             return 0, False
         last_block = (self._prompt_length(request, state) - 1) // self._block  # one token is left to compute
         first_block = computed // self._block
-        if last_block <= first_block:
+        if not 0 <= first_block < last_block:
             return 0, False
         offer = self.leader.match(state.chain.hashes[:last_block], first_block=first_block)
         # A device match that ends inside a block is completed to the block's end: see requests.py.
@@ -142,6 +142,8 @@ class Planner:
 def _tokens(request: Any) -> list[int]:
     """All token ids of beam 0; empty for a request that has none (embeddings alone, say)."""
     get = getattr(request, "get_tokens", None)
-    if get is None:
+    tokens = get(0) if get is not None else None
+    if tokens is None:
         return []
-    return list(get(0) or ())
+    as_list = getattr(tokens, "tolist", None)  # arrays and tensors: plain numbers
+    return as_list() if as_list is not None else list(tokens)

@@ -21,6 +21,7 @@ from typing import Any
 from s3kv.connector.blocksize import BlockSizeProof
 from s3kv.connector.guard import PromiseBroken, Troubles
 from s3kv.connector.metadata import Load, Pages, Save
+from s3kv.connector.scope import salt_text
 from s3kv.identity import ROOT, Chain
 
 NEVER = 1 << 62
@@ -272,8 +273,8 @@ class RequestTracker:
     def _restart(self, state: RequestState, data: Any) -> None:
         """A first report restates everything; after a replay without a query it overrides what was known."""
         tokens = list(data.new_tokens)
-        salt = getattr(data, "cache_salt", None)
-        unseen_salt = isinstance(salt, str) and state.salt is None
+        salt = salt_text(getattr(data, "cache_salt", None))
+        unseen_salt = salt is not None and state.salt is None
         if state.reported or tokens != state.prompt or unseen_salt:
             state.chain = state.make_chain(salt if unseen_salt else None)
             state.chain.extend(tokens)

@@ -32,9 +32,14 @@ def request_identity(
     return Scope(cache_salt=_salt(request), adapter=_adapter(request, adapters, server_id)), media
 
 
+def salt_text(salt: Any) -> str | None:
+    """A salt of another type keeps its requests apart too, and is no string's equal. NUL: no user's salt."""
+    return salt if salt is None or isinstance(salt, str) else f"\0{type(salt).__name__}:{salt!r}"
+
+
 def _salt(request: Any) -> str | None:
-    salt = getattr(request, "cache_salt", None)
-    if isinstance(salt, str):
+    salt = salt_text(getattr(request, "cache_salt", None))
+    if salt is not None:
         return salt
     # Releases that hand the C++ request to the query know the salt's 64-bit number alone. NUL: no user's salt.
     number = getattr(request, "cache_salt_id", None)

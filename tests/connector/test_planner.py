@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from support.connector_rig import FakeRequest, namespace_for, output, pages_cache, report
 from support.fake_agent import FakeAgent
 
@@ -98,6 +102,59 @@ def test_unnamed_adapters_are_this_servers_alone() -> None:
     assert rig.run(FakeRequest(2, PROMPT, lora_task_id=9))[0] == 96
     assert rig.run(FakeRequest(3, PROMPT, lora_task_id=9), planner=rig.another_server())[0] == 0
     assert rig.run(FakeRequest(4, PROMPT))[0] == 0
+
+
+@pytest.mark.parametrize("salt", [b"x", 5, 0, ("x",)])
+def test_a_salt_of_another_type_never_shares_with_requests_without_one(salt: object) -> None:
+    rig = Rig()
+    assert rig.run(FakeRequest(1, PROMPT, cache_salt=salt))[0] == 0
+    assert rig.run(FakeRequest(2, PROMPT, cache_salt=salt))[0] == 96
+    assert rig.run(FakeRequest(3, PROMPT))[0] == 0
+    assert rig.run(FakeRequest(4, PROMPT, cache_salt=str(salt)))[0] == 0
+
+
+def test_adapter_0_is_an_adapter() -> None:
+    rig = Rig(identity={"adapters": {"0": "summary"}})
+    rig.run(FakeRequest(1, PROMPT))
+    assert rig.run(FakeRequest(2, PROMPT, lora_task_id=0))[0] == 0
+    assert rig.run(FakeRequest(3, PROMPT, lora_task_id=0))[0] == 96
+
+
+class RawTokens(FakeRequest):
+    """The runtime hands the token ids over as `raw`."""
+
+    def get_tokens(self, beam: int) -> Any:
+        return self.raw  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "make", [tuple, np.array, partial(np.array, dtype=np.int32), torch.tensor, lambda ids: list(np.array(ids))], ids=str
+)
+def test_token_ids_may_come_as_arrays_and_tensors(make: Callable[[list[int]], Any]) -> None:
+    rig = Rig()
+    rig.run(FakeRequest(1, PROMPT))
+    assert rig.run(RawTokens(2, PROMPT, raw=make(PROMPT)))[0] == 96
+
+
+@pytest.mark.parametrize("raw", [None, [], (), np.array([]), torch.tensor([])], ids=repr)
+def test_case_13_no_token_ids_of_any_kind(raw: object) -> None:
+    rig = Rig()
+    assert rig.planner.match(RawTokens(1, PROMPT, raw=raw), 0) == (0, False)
+    assert rig.stored() == set() and len(rig.planner.tracker) == 0
+
+
+@pytest.mark.parametrize("computed", [-1, -32, 128, 129, 10_000])
+def test_a_position_outside_the_prompt_gets_no_offer(computed: int) -> None:
+    rig = Rig()
+    rig.run(FakeRequest(1, [*PROMPT, 1]))
+    assert rig.planner.match(FakeRequest(2, PROMPT), computed) == (0, False)
+
+
+@pytest.mark.parametrize(("length", "expected"), [(1, 0), (31, 0), (32, 0), (33, 32), (64, 32), (65, 64)])
+def test_prompts_around_the_block_size(length: int, expected: int) -> None:
+    rig = Rig()
+    rig.run(FakeRequest(1, [*PROMPT, 1]))
+    assert rig.run(FakeRequest(2, PROMPT[:length])) == (expected, False)
 
 
 class WithoutTokens(FakeRequest):
