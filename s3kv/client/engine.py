@@ -19,6 +19,7 @@ from typing import TypeVar
 from s3kv.client.connection import Connection, close_all
 from s3kv.client.launch import connect_or_start
 from s3kv.client.protocol import (
+    MAX_BLOCKS,
     MAX_SECONDS,
     NO_SLOT,
     Abandon,
@@ -264,8 +265,9 @@ class LeaderClient(_Client):
         if first_block >= len(hashes) or (usable := self._usable()) is None:
             return Offer()
         connection, ns, deadline = usable
+        wanted = hashes[first_block : first_block + MAX_BLOCKS]
         message = Match(
-            connection.next_id(), ns, join_hashes(hashes), first_block,
+            connection.next_id(), ns, join_hashes(wanted), 0,
             self._wait_s_per_block, self._wait_cap_s, self._park, self._min_blocks,
         )  # fmt: skip
         try:
@@ -348,11 +350,16 @@ class WorkerClient(_Client):
             self._unmap(old)
 
     def reserve(self, part: int, parent: bytes, start_block: int, hashes: Sequence[bytes]) -> Reservation:
-        """Places for the blocks `hashes`, which follow `parent` in their chain from ordinal `start_block` on."""
+        """Places for the blocks `hashes`, which follow `parent` in their chain from ordinal `start_block` on.
+
+        One message names MAX_BLOCKS of them; the rest get no place.
+        """
         if not hashes or (usable := self._usable()) is None:
             return Reservation(0, [-1] * len(hashes), [0] * len(hashes))
         connection, ns, deadline = usable
-        message = Reserve(connection.next_id(), ns, part, parent, start_block, join_hashes(hashes))
+        wanted = hashes[:MAX_BLOCKS]
+        beyond = len(hashes) - len(wanted)
+        message = Reserve(connection.next_id(), ns, part, parent, start_block, join_hashes(wanted))
         try:
             reply = self._call(
                 connection,
@@ -362,12 +369,13 @@ class WorkerClient(_Client):
                 on_late=lambda late: self._abandon_late(connection.epoch, ns, part, late),
             )
             slots, tickets = self._slots_of(connection, reply.slots), self._slots_of(connection, reply.tickets)
-            if not len(slots) == len(tickets) == len(hashes):
+            if not len(slots) == len(tickets) == len(wanted):
                 connection.close()
                 raise AgentUnavailable("the agent reserved another number of slots than asked")
         except AgentUnavailable:
             return Reservation(0, [-1] * len(hashes), [0] * len(hashes))
-        return Reservation(connection.epoch, [-1 if slot == NO_SLOT else slot for slot in slots], tickets.tolist())
+        places = [-1 if slot == NO_SLOT else slot for slot in slots]
+        return Reservation(connection.epoch, places + [-1] * beyond, tickets.tolist() + [0] * beyond)
 
     def commit(self, part: int, reservation: Reservation, indices: Sequence[int]) -> None:
         """Blocks `indices` of the reservation are written."""

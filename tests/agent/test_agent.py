@@ -59,6 +59,26 @@ def test_what_was_saved_is_offered_with_its_bytes(tmp_path: Path, shards: int) -
         engine.close()
 
 
+def test_prompts_of_more_blocks_than_a_message_may_name_are_served_as_far_as_it_goes(tmp_path: Path) -> None:
+    settings, spec = agent_settings(tmp_path), small_spec()
+    with running_agent(settings) as agent:
+        engine = FakeEngine.start(settings, spec)
+        chain = engine.chain(1, 4)
+        assert engine.save(chain) == 4
+        huge = [*chain, *(struct.pack("<QQ", 7, block) for block in range(p.MAX_BLOCKS))]
+        assert engine.load(huge) == 4
+        assert engine.leader.match(huge, first_block=len(huge) - 1).slots == []
+        worker = engine.workers[0]
+        part = worker.write_parts[0]
+        reservation = worker.reserve(part, bytes(16), 0, huge)
+        assert len(reservation.slots) == len(reservation.tickets) == len(huge)
+        assert reservation.slots[-1] == -1
+        worker.abandon(part, reservation, [index for index, slot in enumerate(reservation.slots) if slot >= 0])
+        assert engine.load(chain) == 4
+        assert agent.totals().total(agent.totals().refused_clients) == 0
+        engine.close()
+
+
 def test_a_block_is_offered_only_when_every_shard_has_committed_it(tmp_path: Path) -> None:
     settings, spec = agent_settings(tmp_path), small_spec(shards=2)
     with running_agent(settings):
