@@ -35,9 +35,7 @@ class S3Config:
 
 def s3_config(settings: StoreSettings, location: Location) -> S3Config:
     """Raises ConfigError, one sentence that names the setting."""
-    endpoint = settings.endpoint.rstrip("/") if settings.endpoint else None
-    if endpoint and not endpoint.startswith(("http://", "https://")):
-        raise ConfigError(f"{named('endpoint')} must begin with http:// or https://, not {settings.endpoint!r}")
+    endpoint = _endpoint(settings)
     if (settings.access_key_id is None) != (settings.secret_access_key is None):
         raise ConfigError(f"{named('access_key_id')} and {named('secret_access_key')} must be set together")
     if not settings.tls_verify:
@@ -54,6 +52,24 @@ def s3_config(settings: StoreSettings, location: Location) -> S3Config:
         unsigned_payload=settings.payload_signing == "never" or (settings.payload_signing == "auto" and not plain),
         ca_pem=_read_ca(settings),
     )
+
+
+def _endpoint(settings: StoreSettings) -> str | None:
+    """The setting, else the variables that AWS's own tools read (its SDK guide, "Service-specific endpoints").
+
+    Decided here for all clients: obstore knows one of the variables, and neither path style nor plain HTTP with it.
+    """
+    name, value = named("endpoint"), settings.endpoint
+    if not value and os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() != "true":
+        for variable in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
+            if os.environ.get(variable):
+                name, value = variable, os.environ[variable]
+                break
+    if not value:
+        return None
+    if not value.startswith(("http://", "https://")):
+        raise ConfigError(f"{name} must begin with http:// or https://, not {value!r}")
+    return value.rstrip("/")
 
 
 def _path_style(settings: StoreSettings, location: Location, endpoint: str | None) -> bool:

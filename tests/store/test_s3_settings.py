@@ -17,7 +17,7 @@ from s3kv.errors import (
     StoreMisconfigured,
     Transient,
 )
-from s3kv.store import describe_failure
+from s3kv.store import describe_failure, open_store
 from s3kv.store.testing import pattern
 
 both = pytest.mark.parametrize("client", ["obstore", "aioboto3"])
@@ -108,6 +108,30 @@ async def test_the_environment_does_not_leak_into_given_settings(
     store = opened(client=client)
     await store.put("k", b"x")
     assert "x-amz-security-token" not in opened.proxy.seen[0].headers
+
+
+@both
+@pytest.mark.parametrize("variable", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
+async def test_the_endpoint_of_the_environment_is_used_where_the_settings_name_none(
+    opened: Opener, client: str, variable: str, clean_environment: pytest.MonkeyPatch
+) -> None:
+    clean_environment.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    clean_environment.setenv(variable, opened.proxy.endpoint + "/")
+    store = opened(client=client, endpoint=None)
+    await store.put("k", b"x")
+    assert await store.get("k", 1) == b"x"
+    assert all(each.path.startswith(f"/{opened.place.bucket}/") for each in opened.proxy.seen)
+
+
+@pytest.mark.parametrize("endpoint", ["localhost:9000", "ftp://host"])
+def test_an_endpoint_without_http_is_refused_by_the_name_it_came_under(
+    moto_place: S3Place, endpoint: str, clean_environment: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=r"store\.endpoint .* must begin with http"):
+        open_store(moto_place.settings(endpoint=endpoint))
+    clean_environment.setenv("AWS_ENDPOINT_URL", endpoint)
+    with pytest.raises(ConfigError, match="AWS_ENDPOINT_URL must begin with http"):
+        open_store(moto_place.settings(endpoint=None))
 
 
 def assert_one_line(error: BaseException, place: S3Place, setting: str) -> None:
