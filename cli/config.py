@@ -100,14 +100,13 @@ def check(session: Session) -> None:
 
 
 def _findings(session: Session) -> Any:
-    from s3kv.settings import CONFIG_VARIABLE, Settings
+    from s3kv.settings import CONFIG_VARIABLE, unknown_variables
     from s3kv.store.keys import parse_url
 
     store = session.settings.store
     location = parse_url(store.url)
-    for name in sorted(os.environ):
-        if name.startswith("S3KV_") and "__" in name and not _is_setting(name, Settings):
-            yield name, "names no setting: it is ignored (a typo?)"
+    for name in unknown_variables(os.environ):
+        yield name, "names no setting: it is ignored (a typo?)"
     if store.ca_bundle is not None and not store.ca_bundle.is_file():
         yield "store.ca_bundle", f"{store.ca_bundle} is no file"
     if not store.tls_verify:
@@ -121,12 +120,6 @@ def _findings(session: Session) -> Any:
     path = session.config or os.environ.get(CONFIG_VARIABLE)
     if path and store.secret_access_key is not None and Path(path).stat().st_mode & 0o077:
         yield "store.secret_access_key", f"{path} can be read by others: chmod 600 it"
-
-
-def _is_setting(variable: str, settings: Any) -> bool:
-    section, _, name = variable.removeprefix("S3KV_").lower().partition("__")
-    field = settings.model_fields.get(section)
-    return field is not None and name.partition("__")[0] in field.annotation.model_fields
 
 
 @command(app, "template", example="s3kv config template > s3kv.yaml")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -68,6 +69,7 @@ _register()
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line; returns the exit code. The console script's entry point."""
+    _open_missing_streams()
     try:
         app(args=list(argv) if argv is not None else None, prog_name="s3kv")
     except SystemExit as stop:
@@ -76,6 +78,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"s3kv: {stop.code}\n")
         return WRONG_USE
     return 0
+
+
+def _open_missing_streams() -> None:
+    """Some service managers start programs with stdout or stderr closed; Python has None for them then."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
 
 
 if __name__ == "__main__":

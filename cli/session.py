@@ -197,7 +197,12 @@ def parse_overrides(pairs: Sequence[str]) -> dict[str, dict[str, Any]]:
             raise typer.BadParameter(f"{pair!r} is not section.name=value", param_hint="--set")
         import yaml
 
-        overrides.setdefault(section, {})[key] = yaml.safe_load(value)
+        try:
+            overrides.setdefault(section, {})[key] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise typer.BadParameter(
+                f"the value of {name!r} is not valid YAML: quote it", param_hint="--set"
+            ) from error
     return overrides
 
 

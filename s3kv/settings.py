@@ -6,20 +6,26 @@ arguments of a command. Unknown keys are refused (SlateDB's practice: a typo mus
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from s3kv.errors import ConfigError
 
 CONFIG_VARIABLE = "S3KV_CONFIG"
+PREFIX = "S3KV_"
+NESTED = "__"
 MIB = 1 << 20
 GIB = 1 << 30
+
+logger = logging.getLogger(__name__)
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -172,7 +178,7 @@ class PriceSettings(Section):
 
 class Settings(BaseSettings):
     model_config = SettingsConfigDict(
-        frozen=True, extra="forbid", env_prefix="S3KV_", env_nested_delimiter="__", env_ignore_empty=True
+        frozen=True, extra="forbid", env_prefix=PREFIX, env_nested_delimiter=NESTED, env_ignore_empty=True
     )
 
     store: StoreSettings = StoreSettings()
@@ -200,19 +206,41 @@ class Settings(BaseSettings):
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML settings file. Raises ConfigError that names the file."""
+    """The mapping in a YAML settings file. A section without settings (all of them commented out) is left out.
+
+    Raises ConfigError that names the file.
+    """
     try:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"settings file {path} cannot be read: {error.strerror} ({CONFIG_VARIABLE})") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"settings file {path} is not valid YAML: {reason}") from error
+        raise ConfigError(f"settings file {path} is not valid YAML: {_yaml_reason(error)}") from error
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):
         raise ConfigError(f"settings file {path} must hold a mapping of sections, not a {type(loaded).__name__}")
-    return loaded
+    return {section: values for section, values in loaded.items() if values is not None}
+
+
+def _yaml_reason(error: yaml.YAMLError | UnicodeDecodeError) -> str:
+    """What is wrong and in which line, without the text of the line, which may hold a secret."""
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None)
+    if mark is None or not problem:
+        return str(error).splitlines()[0]
+    return f"line {mark.line + 1}: {problem}"
+
+
+def unknown_variables(names: Iterable[str]) -> list[str]:
+    """`S3KV_<SECTION>__<NAME>` variables that name no section: nothing reads them. Sorted."""
+    return sorted(
+        name
+        for name in names
+        if name.upper().startswith(PREFIX)
+        and NESTED in name
+        and name[len(PREFIX) :].lower().partition(NESTED)[0] not in Settings.model_fields
+    )
 
 
 def load_settings(path: Path | None = None, **overrides: dict[str, Any]) -> Settings:
@@ -222,6 +250,8 @@ def load_settings(path: Path | None = None, **overrides: dict[str, Any]) -> Sett
     """
     if path is None and os.environ.get(CONFIG_VARIABLE):
         path = Path(os.environ[CONFIG_VARIABLE])
+    for name in unknown_variables(os.environ):
+        logger.warning("environment variable %s names no setting and is ignored", name)
     values = read_config_file(path) if path is not None else {}
     try:
         settings = Settings(**values)
@@ -233,13 +263,23 @@ def load_settings(path: Path | None = None, **overrides: dict[str, Any]) -> Sett
         return Settings.model_validate(merged)
     except ValidationError as error:
         raise ConfigError(_one_sentence(error, path)) from error
+    except SettingsError as error:
+        raise ConfigError(f"{_whole_section()} must hold a JSON object, or be unset") from error
+
+
+def _whole_section() -> str:
+    """The variables that stand for a whole section, one of which cannot be read."""
+    sections = {PREFIX + name.upper() for name in Settings.model_fields}
+    return " or ".join(sorted(name for name in os.environ if name.upper() in sections))
 
 
 def _one_sentence(error: ValidationError, path: Path | None) -> str:
     first = error.errors()[0]
     name = ".".join(str(part) for part in first["loc"])
-    variable = "S3KV_" + "__".join(str(part).upper() for part in first["loc"])
+    variable = PREFIX + NESTED.join(str(part).upper() for part in first["loc"])
     if first["type"] == "extra_forbidden":
         where = f" in {path}" if path is not None else ""
         return f"unknown setting {name}{where} (or {variable})"
+    if len(first["loc"]) == 1:
+        return f"section {name} must hold settings by name{f' in {path}' if path is not None else ''} (or {variable})"
     return f"setting {name} (or {variable}): {first['msg'][:1].lower()}{first['msg'][1:]}"

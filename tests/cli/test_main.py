@@ -99,7 +99,13 @@ def test_fingerprint_is_the_connectors(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [("nonsense",), ("ls", "--limit", "0"), ("gc", "--max-bytes", "lots"), ("config", "show", "--set", "x")],
+    [
+        ("nonsense",),
+        ("ls", "--limit", "0"),
+        ("gc", "--max-bytes", "lots"),
+        ("config", "show", "--set", "x"),
+        ("usage", "--set", "store.url={"),
+    ],
 )
 def test_wrong_use_is_2(arguments: tuple[str, ...], tmp_path: Path) -> None:
     ran = Cli("--store", f"file://{tmp_path}/kv")(*arguments)
@@ -110,6 +116,15 @@ def test_a_bad_setting_is_one_line() -> None:
     ran = Cli()("usage", "--set", "store.client=curl")
     assert ran.code == 1 and ran.err.startswith("s3kv: setting store.client (or S3KV_STORE__CLIENT)")
     assert ran.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("redirection", [">&-", ">&- 2>&-", "| head -n 1"])
+def test_streams_that_are_closed_are_no_fault(redirection: str) -> None:
+    ran = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", f'"$0" -m s3kv_cli.main config template {redirection}', sys.executable],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert (ran.returncode, ran.stderr) == (0, "")
 
 
 def test_a_fault_of_ours_is_one_line_too(local: Place, monkeypatch: pytest.MonkeyPatch) -> None:
