@@ -96,6 +96,12 @@ class Fetcher:
         finally:
             self._waiters.discard(future)
 
+    async def arrived(self, blocks: Sequence[bytes]) -> None:
+        """Returns when none of these blocks is on its way any more."""
+        for block in reversed(blocks):
+            while self.on_its_way(block):
+                await self.arrival()
+
     async def stop(self) -> None:
         tasks = list(self._running)
         for task in tasks:

@@ -14,6 +14,7 @@ from s3kv.agent.engines import Engine, Engines
 from s3kv.agent.fetcher import Fetcher
 from s3kv.agent.packer import Packer
 from s3kv.agent.pages import Pages
+from s3kv.agent.prefetch import prefetch
 from s3kv.agent.promises import PROMISE_BIT, Promises
 from s3kv.agent.publisher import Publisher
 from s3kv.agent.resources import Resources
@@ -30,7 +31,6 @@ from s3kv.tier.directory import Directory
 logger = logging.getLogger("s3kv.agent")
 
 _OPEN_RETRY_S = 5.0
-_PREFETCH_PAUSE_S = 0.1
 _TOUCHED_TIPS = 65_536
 
 
@@ -174,9 +174,7 @@ class Namespace:
         """Until the last of these blocks that is on its way has arrived or failed, or the budget is spent."""
         try:
             async with asyncio.timeout(budget_s):
-                for block in reversed(blocks):
-                    while self.fetcher.on_its_way(block):
-                        await self.fetcher.arrival()
+                await self.fetcher.arrived(blocks)
         except TimeoutError:
             self._r.metrics.not_offered.labels("budget").inc()
 
@@ -222,18 +220,7 @@ class Namespace:
 
     async def prefetch(self, hashes: Sequence[bytes], deadline_s: float) -> tuple[int, int]:
         """Bring what the bucket holds into host memory; returns (resident, missing) of the chain at the end."""
-        before = -1
-        try:
-            async with asyncio.timeout(deadline_s):
-                while (resident := self.look(hashes)[0]) < len(hashes) and self.fetcher.start(hashes[resident:]):
-                    if resident == before:
-                        await asyncio.sleep(_PREFETCH_PAUSE_S)  # a store that refuses at once must not be hammered
-                        before = -1  # look again: what was on its way may have ended during the pause
-                        continue
-                    before = resident
-                    await self.fetcher.arrival()
-        except TimeoutError:
-            pass
+        await prefetch(self.fetcher, self.directory, hashes, deadline_s)
         resident, _ = self.look(hashes)
         return resident, len(hashes) - resident
 

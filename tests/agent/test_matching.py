@@ -48,3 +48,45 @@ def test_a_match_waits_for_what_comes_behind_blocks_that_are_here(
         monkeypatch.setattr(namespace.fetcher, "_read", slowly_at_the_end)
         assert engine.load(chain) == 4
         engine.close()
+
+
+def test_a_prefetch_looks_a_chain_up_a_few_times_and_not_with_every_arrival(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, spec = agent_settings(tmp_path, upload={"chunk_target_bytes": 1}), small_spec()
+    with running_agent(settings, MemoryStore()) as agent:
+        engine = FakeEngine.start(settings, spec)
+        namespace = agent.namespace(spec)
+        until(agent, namespace.catalog_open.is_set)
+        chain = engine.chain(1, 64)
+        engine.save(chain)
+        assert agent.call(lambda: agent.agent.node.drain(20.0))[1] == 0  # type: ignore[union-attr]
+        agent.call(lambda: agent.agent.node.forget(""))  # type: ignore[union-attr]
+        lookup = namespace.catalog.lookup
+        looked_up: list[int] = []
+
+        def counted(hashes: list[bytes]) -> Any:
+            looked_up.append(len(hashes))
+            return lookup(hashes)
+
+        monkeypatch.setattr(namespace.catalog, "lookup", counted)
+        assert agent.call(lambda: namespace.prefetch(chain, 20.0)) == (64, 0)
+        assert sum(looked_up) <= 4 * 64
+        engine.close()
+
+
+def test_a_prefetch_of_more_than_host_memory_brings_what_fits_and_ends(tmp_path: Path) -> None:
+    slot_bytes = small_spec().parts[0].slot_bytes
+    settings = agent_settings(tmp_path, tier={"capacity_bytes": 8 * slot_bytes, "dirty_max_fraction": 1.0})
+    spec = small_spec()
+    with running_agent(settings, MemoryStore()) as agent:
+        engine = FakeEngine.start(settings, spec)
+        namespace = agent.namespace(spec)
+        until(agent, namespace.catalog_open.is_set)
+        chain = engine.chain(1, 12)
+        for first in (0, 6):
+            engine.save(chain[: first + 6], first=first)
+            assert agent.call(lambda: agent.agent.node.drain(20.0))[1] == 0  # type: ignore[union-attr]
+        agent.call(lambda: agent.agent.node.forget(""))  # type: ignore[union-attr]
+        assert agent.call(lambda: namespace.prefetch(chain, 1e6)) == (8, 4)
+        engine.close()
