@@ -48,7 +48,7 @@ def _compare(report: Report, origin: Origin, objects: int, rounds: int) -> None:
     works: tuple[Work, Work] = ("put", "get")
     for work in works:
         chosen = [name for name in clients if work == "get" or name != "obstore, no copy"]
-        series = race({name: _runner(clients[name], work, keys) for name in chosen}, rounds)
+        series = race({name: _runner(clients[name], work, keys) for name in chosen}, rounds, budget_s=25)
         _rows(report, f"{origin.name}: {work}", series, objects * SIZE)
     ours = clients["s3kv"]
     assert isinstance(ours, Ours)
@@ -84,7 +84,7 @@ def _sweep(origin: Origin, size: int, at_once: int) -> dict[str, Any]:
         def runner(client: Client, work: Work = work) -> Any:
             return lambda: client.run(work, keys, at_once)
 
-        series = race({name: runner(client) for name, client in clients.items()}, 3)
+        series = race({name: runner(client) for name, client in clients.items()}, 3, budget_s=5)
         for name, each in series.items():
             point[f"{work} {name}"] = objects * size / 1e6 / each.wall_s
     for client in clients.values():

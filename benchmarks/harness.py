@@ -29,6 +29,7 @@ from benchmarks import RESULTS, ROOT
 
 PACKAGES = ("obstore", "boto3", "aioboto3", "lmdb", "numpy", "xxhash", "zstandard", "msgspec", "torch")
 MIB, GIB, GB = 1 << 20, 1 << 30, 1e9
+MIN_ROUNDS = 3
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Options:
     quick: bool = False
 
     def rounds(self, full: int) -> int:
-        return max(3, full // 4) if self.quick else full
+        return max(MIN_ROUNDS, full // 4) if self.quick else full
 
 
 @dataclass
@@ -89,11 +90,18 @@ def race(
     *,
     warm_up: int = 1,
     before: Callable[[str], object] = lambda name: None,
+    budget_s: float = 60.0,
 ) -> dict[str, Series]:
-    """Runs every contestant once a round, the first one another each round. `before(name)` is not timed."""
+    """Runs every contestant once a round, the first one another each round. `before(name)` is not timed.
+
+    A busy machine gets fewer rounds: none is begun after `budget_s`, once there are MIN_ROUNDS.
+    """
     names = list(contestants)
     series = {name: Series() for name in names}
+    end = time.perf_counter() + budget_s
     for number in range(-warm_up, rounds):
+        if number >= MIN_ROUNDS and time.perf_counter() > end:
+            break
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
             before(name)
