@@ -30,6 +30,8 @@ from s3kv.store.opening import open_unguarded
 
 RESTART_S = 0.1
 START_S = 15.0
+LOST_RANK = ("the process of rank", "gloo/transport")
+"""How an engine's own error names a rank that died: by itself, or by the others' broken collective."""
 SCORE_TOLERANCE = 1e-9
 
 _context = multiprocessing.get_context("forkserver")
@@ -198,7 +200,7 @@ class Storm(Actions):
                 member.signal(signal.SIGKILL)
             else:
                 self.problem(f"requests {values[0]} made no progress")
-        elif what == "error" and "the process of rank" in values[0]:
+        elif what == "error" and any(sign in values[0] for sign in LOST_RANK):
             self.outcome.kills["engine that lost a rank"] += 1  # the runtime's own end: nothing can be served
         elif what == "error" and not member.stopping:
             self.problem(f"an engine stopped: {values[0]}")
