@@ -44,7 +44,8 @@ class Namespace:
         self._r = resources
         settings, metrics = resources.settings, resources.metrics
         slot_bytes = sum(part.slot_bytes for part in spec.parts)
-        want = settings.tier.capacity_bytes // slot_bytes
+        # The leader attaches first and does not know whether the ranks will pin the arena, which cannot shrink then.
+        want = settings.tier.capacity_bytes // settings.tier.namespaces // slot_bytes
         slots = resources.budget.grant(slot_bytes, want, pinned)
         if slots < 1:
             raise ConfigError(
@@ -369,11 +370,14 @@ class Namespace:
 
 
 def _arenas(spec: NamespaceSpec, slots: int, hugepages: bool) -> dict[int, Arena]:
-    """One for each part, or none: an engine asks again and again, and each time would leave memory behind."""
+    """One for each part, or none: an engine asks again and again, and each time would leave memory behind.
+
+    The agent made sure of ordinary memory for the node's whole budget when it started; by now other namespaces use it.
+    """
     arenas: dict[int, Arena] = {}
     try:
         for part in spec.parts:
-            arenas[part.shard] = Arena.create(slots, part.slot_bytes, hugepages)
+            arenas[part.shard] = Arena.create(slots, part.slot_bytes, hugepages, check=hugepages)
     except BaseException:
         for arena in arenas.values():
             arena.close()

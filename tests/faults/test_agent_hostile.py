@@ -179,10 +179,10 @@ def test_no_memory_for_a_second_part_leaves_nothing_of_the_first(
     made: list[Arena] = []
     real = Arena.create
 
-    def create(slots: int, slot_bytes: int, hugepages: bool = False) -> Arena:
+    def create(slots: int, slot_bytes: int, hugepages: bool = False, *, check: bool = True) -> Arena:
         if made:
             raise ConfigError("tier.capacity_bytes: no more")
-        made.append(real(slots, slot_bytes, hugepages))
+        made.append(real(slots, slot_bytes, hugepages, check=check))
         return made[0]
 
     monkeypatch.setattr("s3kv.agent.namespace.Arena.create", create)
