@@ -175,8 +175,13 @@ class Server:
             if isinstance(error, ProtocolError) or not hasattr(request, "id"):
                 raise
             reply, fds = p.Refused(request.id, str(error)), []
-        if reply is not None:
+        if reply is None:
+            return
+        try:
             await frames.write(reply, fds)
+        except ConnectionError:  # not after a time-out: the client may have got all of it at the last moment
+            _take_back(client, request, reply)
+            raise
 
     async def _carry_out(self, client: ClientState, request: p.Request) -> tuple[p.Reply | None, list[int]]:
         if isinstance(request, p.Match | p.Promised | p.Release | p.Reserve | p.Commit | p.Abandon | p.Finished):
@@ -255,6 +260,16 @@ def _seat(client: ClientState, ns: int) -> Seat:
     if seat is None:
         raise ProtocolError(f"namespace {ns} was not attached on this connection")
     return seat
+
+
+def _take_back(client: ClientState, request: p.Request, reply: p.Reply) -> None:
+    """The client is gone and never heard of these slots, so nobody copies: its process may live on for weeks."""
+    match request, reply:
+        case p.Match(), p.Matched():
+            _seat(client, request.ns).namespace.release(reply.lease, -1)
+        case p.Reserve(), p.Reserved():
+            slots, tickets = p.unpack_u32(reply.slots), p.unpack_u32(reply.tickets)
+            _seat(client, request.ns).namespace.abandon(request.part, slots, tickets)
 
 
 def _may_write(seat: Seat, part: int) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from support.agents import FakeEngine, RunningAgent, agent_settings, running_agent, small_spec
 
+from s3kv.agent.server import _Frames
+from s3kv.client import protocol as p
 from s3kv.store.memory import MemoryStore
 
 
@@ -89,4 +91,60 @@ def test_a_prefetch_of_more_than_host_memory_brings_what_fits_and_ends(tmp_path:
             assert agent.call(lambda: agent.agent.node.drain(20.0))[1] == 0  # type: ignore[union-attr]
         agent.call(lambda: agent.agent.node.forget(""))  # type: ignore[union-attr]
         assert agent.call(lambda: namespace.prefetch(chain, 1e6)) == (8, 4)
+        engine.close()
+
+
+@pytest.mark.parametrize("policy", ["wait", "park"])
+def test_a_lease_whose_answer_cannot_be_delivered_ends_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    """Nobody heard of it, so nobody reads its slots; the engine's process may live for weeks."""
+    settings, spec = agent_settings(tmp_path, load={"policy": policy}), small_spec()
+    with running_agent(settings, MemoryStore()) as agent:
+        engine = FakeEngine.start(settings, spec)
+        namespace = agent.namespace(spec)
+        until(agent, namespace.catalog_open.is_set)
+        chain = engine.chain(1, 4)
+        engine.save(chain)
+        assert agent.call(lambda: agent.agent.node.drain(10.0))[1] == 0  # type: ignore[union-attr]
+        if policy == "park":
+            agent.call(lambda: agent.agent.node.forget(""))  # type: ignore[union-attr]
+        held: list[int] = []
+        write = _Frames.write
+
+        async def lost(self: _Frames, reply: p.Reply, fds: list[int] | None = None) -> None:
+            if isinstance(reply, p.Matched):
+                held.append(namespace.directory.counters().pinned + len(namespace.promises))
+                raise BrokenPipeError
+            await write(self, reply, fds)
+
+        monkeypatch.setattr(_Frames, "write", lost)
+        assert engine.match(chain).slots == []
+        assert held == [4 if policy == "wait" else 1]
+        until(agent, lambda: namespace.directory.counters().pinned + len(namespace.promises) == 0)
+        engine.close()
+
+
+def test_a_reservation_whose_answer_cannot_be_delivered_is_abandoned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, spec = agent_settings(tmp_path), small_spec()
+    with running_agent(settings, MemoryStore()) as agent:
+        engine = FakeEngine.start(settings, spec)
+        namespace = agent.namespace(spec)
+        chain = engine.chain(1, 4)
+        worker = engine.workers[0]
+        write = _Frames.write
+
+        async def lost(self: _Frames, reply: p.Reply, fds: list[int] | None = None) -> None:
+            if isinstance(reply, p.Reserved):
+                assert namespace.directory.counters().arriving == 4
+                raise BrokenPipeError
+            await write(self, reply, fds)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(_Frames, "write", lost)
+            worker.reserve(worker.write_parts[0], bytes(16), 0, chain)
+            until(agent, lambda: namespace.directory.counters().arriving == 0)
+        assert engine.save(chain) == 4
         engine.close()
