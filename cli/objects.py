@@ -40,7 +40,9 @@ def ls(
     """Objects and folders of the bucket."""
     from .text import moment, size, table
 
-    prefix = prefix if prefix.endswith("/") or not prefix else prefix + "/"
+    prefix = prefix.removeprefix(session.settings.store.url).strip("/")
+    if prefix:
+        prefix = _checked(prefix, "PREFIX") + "/"
     found = session.run(_listed(session, prefix, recursive, limit))
     rows = [
         (size(each["size"]), moment(each["modified"]), each["key"]) if "size" in each else ("", "", each["key"])
@@ -50,6 +52,15 @@ def ls(
     if len(found) > limit:
         lines.append(f"… more than {limit}: narrow the prefix, or raise --limit")
     session.emit({"objects": found[:limit], "more": len(found) > limit}, *lines)
+
+
+def _checked(key: str, argument: str) -> str:
+    """`key` itself. Raises typer.BadParameter when no object can have it."""
+    from s3kv.store.keys import why_bad_key
+
+    if reason := why_bad_key(key):
+        raise typer.BadParameter(f"{key!r} {reason}", param_hint=argument)
+    return key
 
 
 async def _listed(session: Session, prefix: str, recursive: bool, limit: int) -> list[dict[str, Any]]:
@@ -90,6 +101,8 @@ def inspect(
     check: Annotated[bool, typer.Option(help="Read every frame and check its checksum.")] = True,
 ) -> None:
     """What an object says of itself: a chunk's header, blocks and checksums; a segment's records; a description."""
+    from rich.text import Text
+
     from .text import table
 
     found = session.run(_inspect(session, key, namespace, check))
@@ -102,7 +115,7 @@ def inspect(
             names = list(each.rows[0])
             shown += ["", table(None, names, [[row[name] for name in names] for row in each.rows])]
         if each.problem:
-            shown.append(f"[red]BAD[/red]: {each.problem}")
+            shown.append(Text.assemble(("BAD", "red"), f": {each.problem}"))
         shown.append("")
     session.emit(data, *shown[:-1])
     if any(each.problem for each in found):
@@ -123,7 +136,7 @@ async def _inspect(session: Session, key: str, namespace: str | None, check: boo
     from s3kv.format.keys import chunk_prefix
     from s3kv.gc.inspect import inspect_key
 
-    key = key.removeprefix(session.settings.store.url).lstrip("/")
+    key = _checked(key.removeprefix(session.settings.store.url).strip("/"), "KEY")
     if not _ID.fullmatch(key):
         async with opened_store(session.settings) as store:
             return [await inspect_key(store, key, check=check)]

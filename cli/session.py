@@ -131,7 +131,8 @@ def _console(*, stderr: bool) -> Console:
 
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or os.environ.get("COLUMNS") else _PIPE_WIDTH
-    return Console(stderr=stderr, width=width, highlight=False)
+    # Names of keys, models and prompts are printed as they are, also when they look like rich's markup.
+    return Console(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
 
 
 def _plain(value: Any) -> Any:

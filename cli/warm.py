@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -166,13 +165,12 @@ def _read(
 
 @contextmanager
 def _lines(name: str) -> Iterator[TextIO]:
+    """Lines of UTF-8, whatever the locale says: other text would be other tokens. A byte order mark is no text."""
     from s3kv.errors import ConfigError
 
-    if name == "-":
-        yield sys.stdin
-        return
     try:
-        with Path(name).open(encoding="utf-8") as file:
+        source = os.dup(0) if name == "-" else name  # sys.stdin decodes by the locale
+        with open(source, encoding="utf-8-sig") as file:  # noqa: PTH123 - a descriptor or a path
             yield file
     except OSError as error:
         raise ConfigError(f"prompts {name} cannot be read: {error.strerror}") from error

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from support.places import SPEC, Filled
+import pytest
+from support.places import SPEC, Filled, Place
 
 from s3kv.format.keys import chunk_key, log_prefix, snap_prefix
 from s3kv.store import Store
@@ -71,6 +72,33 @@ def test_inspect_reads_every_kind_of_object(filled: Filled) -> None:
 def test_inspect_of_what_is_not_there_or_not_ours(filled: Filled) -> None:
     assert filled.cli("inspect", "0" * 32).code == 1
     assert filled.cli("inspect", "format.jsn").code == 1
+
+
+@pytest.mark.parametrize("command", ["ls", "inspect"])
+@pytest.mark.parametrize("key", ["../x", "a//b", "a\\b", "\x01", "x" * 2000])
+def test_a_key_that_no_object_can_have_is_wrong_use(local: Place, command: str, key: str) -> None:
+    ran = local.cli(command, key)
+    assert ran.code == 2 and "internal error" not in ran.err
+
+
+def test_slashes_around_a_key_and_the_whole_url_are_no_matter(filled: Filled) -> None:
+    url = filled.place.settings.url
+    for name in ("ns", "/ns", "ns/", "//ns//", f"{url}/ns/"):
+        assert [each["key"] for each in filled.cli("ls", name, "--json").ok().json["objects"]] == [f"ns/{SPEC.name}/"]
+    for name in ("format.json", "/format.json", f"{url}/format.json"):
+        assert filled.cli("inspect", name, "--json").ok().json[0]["key"] == "format.json"
+
+
+def test_names_are_shown_as_they_are(local: Place) -> None:
+    """Rich would take some for markup and fail, others for emoji."""
+
+    async def work(store: Store) -> None:
+        for key in ("[/red]", ":cat:"):
+            await store.put(key, b"x")
+
+    local.within(work)
+    shown = local.cli("ls", "-r").ok().out + local.cli("inspect", "[/red]").out
+    assert shown.count("[/red]") == 2 and ":cat:" in shown
 
 
 def test_verify_reads_all_and_finds_what_is_bad(filled_everywhere: Filled) -> None:

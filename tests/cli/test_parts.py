@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,3 +74,16 @@ def test_break_even_is_where_latency_is_paid_back() -> None:
     # 0.05 s + n * 100 µs = n * 200 µs
     assert even.tokens == 501 and even.load_tokens_s == pytest.approx(10_000)
     assert break_even(rates, bytes_per_token=100_000, prefill_tokens_s=10_001.0).tokens is None
+
+
+@pytest.mark.parametrize("start", [b"", b"\xef\xbb\xbf"], ids=["plain", "byte order mark"])
+@pytest.mark.parametrize("name", ["-", "prompts.txt"])
+def test_prompts_are_utf_8_whatever_the_locale_says(tmp_path: Path, start: bytes, name: str) -> None:
+    code = f"from s3kv_cli.warm import _lines\nwith _lines({name!r}) as lines: print(ascii(list(lines)))"
+    text = start + "größer\n".encode()
+    (tmp_path / "prompts.txt").write_bytes(text)
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "latin-1"}
+    ran = subprocess.run(
+        [sys.executable, "-c", code], input=text, capture_output=True, env=environment, cwd=tmp_path, check=True
+    )
+    assert ran.stdout.decode().strip() == ascii(["größer\n"])
