@@ -34,13 +34,21 @@ Count = Annotated[int, Field(gt=0)]
 Bytes = Annotated[int, Field(gt=0)]
 
 
+def _own_folder() -> Path:
+    try:
+        temporary = tempfile.gettempdir()
+    except FileNotFoundError:  # nothing is writable here: only who uses the folder is told
+        temporary = "/tmp"
+    return Path(temporary) / f"s3kv-{os.getuid()}"
+
+
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class StoreSettings(Section):
     url: str = Field(
-        default_factory=lambda: "file://" + str(Path(tempfile.gettempdir()) / f"s3kv-{os.getuid()}" / "store"),
+        default_factory=lambda: f"file://{_own_folder() / 'store'}",
         description="Where objects live: s3://bucket/prefix, file:///folder, or memory:// (tests).",
     )
     client: Literal["obstore", "aioboto3"] = Field(
@@ -139,7 +147,7 @@ class CatalogSettings(Section):
 
 class AgentSettings(Section):
     socket: Path = Field(
-        default_factory=lambda: Path(tempfile.gettempdir()) / f"s3kv-{os.getuid()}" / "agent.sock",
+        default_factory=lambda: _own_folder() / "agent.sock",
         description="Unix socket of the node's agent.",
     )
     autostart: bool = Field(True, description="The engine's leader starts an agent when none listens.")

@@ -66,8 +66,9 @@ def model_folder(llm_args: Any) -> Path | None:
     path = Path(str(model))
     if path.is_dir():
         return path
-    home = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
-    hub = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
+    hub = _hub_cache()
+    if hub is None:
+        return None
     repository = hub / f"models--{str(model).replace('/', '--')}"
     try:
         revision = str(getattr(llm_args, "revision", None) or "main")
@@ -76,6 +77,18 @@ def model_folder(llm_args: Any) -> Path | None:
         snapshot = repository / "snapshots" / commit
         return snapshot if snapshot.is_dir() else None
     except (OSError, ValueError):
+        return None
+
+
+def _hub_cache() -> Path | None:
+    """None for a user without a home: containers run under ids that no user has."""
+    if hub := os.environ.get("HF_HUB_CACHE"):
+        return Path(hub)
+    if home := os.environ.get("HF_HOME"):
+        return Path(home) / "hub"
+    try:
+        return Path.home() / ".cache" / "huggingface" / "hub"
+    except RuntimeError:
         return None
 
 
@@ -121,8 +134,14 @@ def _quantization(llm_args: Any) -> str:
 
 
 def _runtime_extra(llm_args: Any) -> list[tuple[str, str]]:
-    """Arguments that change the bytes or their order in a page: the attention backend, and overrides of the config."""
+    """Arguments that change the bytes or their order in a page: the attention backend, and overrides of the config.
+
+    With `load_format` dummy the weights are made up and not the checkpoint's.
+    """
     found = []
+    load_format = getattr(llm_args, "load_format", None)
+    if str(getattr(load_format, "name", load_format)).rsplit(".", 1)[-1].lower() == "dummy":
+        found.append(("load_format", "dummy"))
     for name in ("attn_backend", "model_kwargs"):
         value = getattr(llm_args, name, None)
         if value:

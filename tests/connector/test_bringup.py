@@ -168,6 +168,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "extra": {"settings": IdentitySettings(fingerprint="weights", extra={"rope": "yarn"})},
     "ranks": {"place": Placement(0, 2, False, 0)},
     "backend": {"args": {"attn_backend": "FLASHINFER"}},
+    "made-up weights": {"args": {"load_format": "dummy"}},
     "model overrides": {"args": {"model_kwargs": {"rope_theta": 5}}},
     "quantization": {"args": {"quant_config": SimpleNamespace(quant_algo="FP8", kv_cache_quant_algo=None)}},
     "kv quantization": {"args": {"quant_config": SimpleNamespace(quant_algo=None, kv_cache_quant_algo="FP8")}},
@@ -188,6 +189,18 @@ def test_case_14_whatever_changes_the_bytes_changes_the_namespace(name: str) -> 
         change.get("place", ALONE),
     )
     assert base.digest != other.digest
+
+
+def test_a_user_without_a_home_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    monkeypatch.delenv("HF_HOME", raising=False)
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    with pytest.raises(ConfigError, match=r"identity\.fingerprint"):
+        namespace_of(SimpleNamespace(model="some/model"), IdentitySettings(), pages_cache()[0], ALONE)
+    assert namespace_of(SimpleNamespace(model="some/model"), IDENTITY, pages_cache()[0], ALONE).model == "some/model"
 
 
 def test_attention_dp_counts_as_unsharded() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from s3kv.errors import ConfigError
-from s3kv.settings import Settings, load_settings
+from s3kv.settings import AgentSettings, Settings, StoreSettings, load_settings
 
 
 def written(folder: Path, text: str | bytes) -> Path:
@@ -71,3 +72,12 @@ def test_a_variable_that_names_no_setting_is_said_aloud(
     monkeypatch.setenv("S3KV_STORE__URLL", "s3://bucket")
     with pytest.raises(ConfigError, match=r"unknown setting store\.urll"):
         load_settings()
+
+
+def test_settings_load_where_nothing_is_writable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> str:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", nowhere)
+    assert AgentSettings().socket.name == "agent.sock"
+    assert StoreSettings().url.startswith("file:///")
