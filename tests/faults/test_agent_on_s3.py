@@ -155,7 +155,7 @@ def test_case_37_a_cut_or_wrong_body_is_fetched_again_or_a_miss(on_s3: OnS3, kin
 
 
 def test_case_39_sixty_four_chunks_at_once(on_s3: OnS3, caplog: pytest.LogCaptureFixture) -> None:
-    settings = on_s3.settings(max_connections=64)
+    settings = on_s3.settings(max_connections=64, request_timeout_s=30.0)
     fetch = settings.fetch.model_copy(update={"concurrency": 64})
     upload = settings.upload.model_copy(update={"chunk_target_bytes": 1024})
     settings = settings.model_copy(update={"fetch": fetch, "upload": upload})

@@ -92,8 +92,9 @@ class RunningAgent:
 
     def stop(self, deadline_s: float = 5.0) -> None:
         assert self.agent is not None
-        with contextlib.suppress(RuntimeError):
-            self.call(lambda: self.agent.stop(deadline_s))  # type: ignore[union-attr]
+        if self._thread.is_alive():  # it may have stopped by itself
+            with contextlib.suppress(RuntimeError):
+                self.call(lambda: self.agent.stop(deadline_s))  # type: ignore[union-attr]
         self._thread.join(30)
         assert not self._thread.is_alive()
 
