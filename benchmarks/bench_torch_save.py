@@ -52,7 +52,7 @@ class Spent:
 def measure(options: Options) -> Report:
     report = Report("save, restart, load: s3kv against torch.save a block; time of the engine's thread in callbacks")
     prompts = [each for each in read_prompts(ROOT / "examples" / "prompts.jsonl") if each.repeated]
-    tokens = [each.tokens for each in prompts[: 2 if options.quick else 6]]
+    tokens = [each.tokens for each in prompts[: 2 if options.quick else 4]]
     for name, shape in (("the demo's KV", ModelShape()), ("4 KiB a token and layer", WIDE)):
         _compare(report, name, shape, tokens)
     report.note(
