@@ -100,9 +100,7 @@ class Connection:
         with self._lock:
             self._outbox += encode(message)
             self._flush(None)
-            if len(self._outbox) > MAX_OUTBOX_BYTES:
-                self.close()
-                raise AgentUnavailable("the agent does not read its socket")
+            self._check_outbox()
 
     def call(
         self, message: Message, expected: type[R], *, timeout_s: float, on_late: Callable[[Reply], None] | None = None
@@ -122,6 +120,7 @@ class Connection:
         try:
             with self._lock:
                 deadline = self._clock() + timeout_s
+                self._check_outbox()
                 self._outbox += encode(message)
                 try:
                     self._flush(deadline)
@@ -159,6 +158,11 @@ class Connection:
         self._sock.close()
         fds, self._fds = self._fds, []
         close_all(fds)
+
+    def _check_outbox(self) -> None:
+        if len(self._outbox) > MAX_OUTBOX_BYTES:
+            self.close()
+            raise AgentUnavailable("the agent does not read its socket")
 
     def _flush(self, deadline: float | None) -> None:
         """Write the outbox until it is empty, the socket is full (no deadline) or the deadline has passed."""

@@ -12,9 +12,13 @@ from __future__ import annotations
 import threading
 import time
 from array import array
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from s3kv.client.connection import Connection, close_all
 from s3kv.client.launch import connect_or_start
@@ -53,7 +57,11 @@ be started as often; and without a bound an agent that dies again and again woul
 MAX_PAUSE_FACTOR = 32
 """How many times `agent.reconnect_s` the pause after repeated trouble may grow to."""
 
+MAX_UNTOLD = 1024
+"""Messages kept for an agent while the connection to it is broken; the oldest give way."""
+
 R = TypeVar("R", bound=Message)
+Told = Release | Commit | Abandon | Finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +117,7 @@ class _Client:
         self._lock = threading.Lock()  # guards the three below
         self._connection: Connection | None = None
         self._ns = 0
+        self._untold: deque[Told] = deque(maxlen=MAX_UNTOLD)
         self._next_try = float("-inf")
         self._pause_s = settings.agent.reconnect_s
 
@@ -146,7 +155,10 @@ class _Client:
             connection.close()
             self._pause("attach_failed", error)
             return None
+        if self._connection is None or self._connection.epoch != connection.epoch:
+            self._untold.clear()
         self._connection = connection
+        self._tell_all(connection)
         self._pause_s = self._settings.agent.reconnect_s
         self.stats.count("connected")
         return connection
@@ -205,15 +217,27 @@ class _Client:
         self._pause_s = self._settings.agent.reconnect_s
         return reply
 
-    def _tell(self, message: Message, epoch: int) -> None:
-        """To the agent run `epoch` alone: another one knows nothing of its slots and leases."""
+    def _tell(self, message: Told, epoch: int) -> None:
+        """To the agent run `epoch` alone: another one knows nothing of its slots and leases.
+
+        While the connection to that run is broken the message is kept, and told once there is another.
+        """
         connection = self._connection
-        if connection is None or connection.closed or connection.epoch != epoch:
+        if connection is None or connection.epoch != epoch:
             return
-        try:
-            connection.post(message)
-        except AgentUnavailable as error:
-            self.stats.trouble("agent_unavailable", error)
+        self._untold.append(message)
+        self._tell_all(connection)
+
+    def _tell_all(self, connection: Connection) -> None:
+        """Releases, commits and abandons may be told twice; what ended already is ignored."""
+        while self._untold and not connection.closed:
+            with suppress(IndexError):  # another thread was quicker
+                message = self._untold.popleft()
+                try:
+                    connection.post(replace(message, ns=self._ns))
+                except AgentUnavailable as error:
+                    self._untold.appendleft(message)
+                    self.stats.trouble("agent_unavailable", error)
 
     def promised(self, lease: int, epoch: int) -> LeaseState:
         """Policy park: how far the fetches of a lease are. A lost agent is a failure: its blocks will not come."""

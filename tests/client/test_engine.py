@@ -1,0 +1,85 @@
+"""The engine's client and a living agent whose connection breaks, or that stops reading."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.agents import FakeEngine, agent_settings, running_agent, small_spec
+
+from s3kv.client import protocol as p
+from s3kv.client.connection import MAX_OUTBOX_BYTES, Connection
+from s3kv.errors import AgentTimeout, AgentUnavailable
+from s3kv.store.memory import MemoryStore
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Any:
+    return agent_settings(tmp_path, agent={"reconnect_s": 1e-6})
+
+
+def test_what_was_told_while_the_connection_was_broken_is_told_once_it_is_back(settings: Any) -> None:
+    """A lease, or a reservation, ends with its process otherwise, which may be weeks later."""
+    spec = small_spec()
+    with running_agent(settings, MemoryStore()) as agent:
+        engine = FakeEngine.start(settings, spec)
+        chain, other = engine.chain(1, 4), engine.chain(2, 3)
+        engine.save(chain)
+        offer = engine.match(chain)
+        worker = engine.workers[0]
+        part = worker.write_parts[0]
+        reservation = worker.reserve(part, bytes(16), 0, other)
+        assert worker._connection is not None
+        worker._connection.close()
+        worker.release(offer.lease, offer.epoch)
+        worker.commit(part, reservation, [0, 1])
+        worker.abandon(part, reservation, [2])
+        counters = agent.call(lambda: agent.namespace(spec).directory.counters())
+        assert (counters.pinned, counters.arriving) == (4, 3)
+        assert worker.connect()
+        engine.settle()
+        counters = agent.call(lambda: agent.namespace(spec).directory.counters())
+        assert (counters.pinned, counters.arriving, counters.resident) == (0, 0, 6)
+        engine.close()
+
+
+def test_what_was_meant_for_an_agent_that_is_gone_is_not_told_to_the_next(settings: Any) -> None:
+    spec = small_spec()
+    with running_agent(settings, MemoryStore()):
+        engine = FakeEngine.start(settings, spec)
+        chain = engine.chain(1, 4)
+        engine.save(chain)
+        offer = engine.match(chain)
+    worker = engine.workers[0]
+    worker.release(offer.lease, offer.epoch)
+    with running_agent(settings, MemoryStore(), seed=1) as agent:
+        assert worker.connect() and engine.leader.connect()
+        assert engine.save(chain) == 4
+        again = engine.match(chain)
+        assert again.lease == offer.lease, "agents count their leases alike"
+        assert worker.connect()
+        engine.settle()
+        assert agent.call(lambda: agent.namespace(spec).directory.counters()).pinned == 4
+        engine.close()
+
+
+def test_calls_to_an_agent_that_does_not_read_do_not_pile_up() -> None:
+    here, there = socket.socketpair()
+    now = [0.0]
+
+    def clock() -> float:
+        now[0] += 1.0
+        return now[0]
+
+    connection = Connection(here, clock)
+    message = p.Match(1, 1, bytes(16 * p.MAX_BLOCKS), 0, 0.0, 0.0)
+    with pytest.raises(AgentUnavailable, match="does not read"):
+        for _ in range(2 * MAX_OUTBOX_BYTES // len(message.hashes)):
+            try:
+                connection.call(message, p.Matched, timeout_s=0.5)
+            except AgentTimeout:
+                continue
+    assert connection.closed
+    there.close()
