@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 
 class ByteSemaphore:
@@ -29,7 +29,8 @@ class ByteSemaphore:
                 if future.done() and not future.cancelled():
                     self._give(size)
                 else:
-                    self._waiting.remove((size, future))
+                    with suppress(ValueError):  # it was passed over already
+                        self._waiting.remove((size, future))
                     self._wake()
                 raise
         else:

@@ -78,6 +78,26 @@ async def test_a_byte_semaphore_is_fair_and_survives_cancellation() -> None:
     assert semaphore.used == 0
 
 
+async def test_a_place_that_comes_free_as_its_waiter_is_cancelled_goes_to_the_next() -> None:
+    semaphore = ByteSemaphore(10)
+    release = asyncio.Event()
+    served: list[str] = []
+
+    async def use(name: str) -> None:
+        async with semaphore.take(10):
+            served.append(name)
+            await release.wait()
+
+    first, second, third = (asyncio.create_task(use(name)) for name in "abc")
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    release.set()
+    second.cancel()  # the first gives its place back before the second learns of that
+    results = await asyncio.gather(first, second, third, return_exceptions=True)
+    assert [type(result) for result in results] == [type(None), asyncio.CancelledError, type(None)]
+    assert (served, semaphore.used) == (["a", "c"], 0)
+
+
 async def test_records_of_one_interval_share_a_segment_and_a_failure_reaches_each_caller() -> None:
     segments: list[int] = []
     broken = False
