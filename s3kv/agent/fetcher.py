@@ -6,6 +6,9 @@ Invariants kept here:
 - Every slot taken for a fetch goes back, whatever happens (invariant 7).
 - What is missing or corrupt is forgotten everywhere by a repair record; what merely failed is tried again by the next
   request that wants it (invariant 4).
+
+With codec raw a fetch, checks included, runs at 1.06 to 1.18 times the MB/s of raw gets that are copied into a buffer,
+at 1.1 times their CPU (`python -m benchmarks agent`).
 """
 
 from __future__ import annotations
