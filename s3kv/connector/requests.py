@@ -200,7 +200,7 @@ class RequestTracker:
                 self._guarded(self._first_report, state, data, step)
         saving = self._saving
         for data in cached_requests:
-            # 256 of these in 150 µs (`python -m benchmarks engine`): nothing is looked at until a block can be complete.
+            # 256 of these in 150 µs (benchmarks/bench_engine.py): nothing is looked at until a block can be complete.
             state = saving.get(data.request_id)
             if state is not None:
                 state.backlog.append(data)
