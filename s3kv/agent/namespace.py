@@ -38,7 +38,9 @@ class Namespace:
     """Made for the first engine that attaches, and kept warm after the last has gone."""
 
     def __init__(self, spec: NamespaceSpec, resources: Resources, *, pinned: bool) -> None:
-        """Raises ConfigError when the node's budget has no room for it."""
+        """Raises ConfigError when the node's budget has no room for it, or a layer group holds nothing."""
+        if not all(group.regions for group in spec.groups):
+            raise ConfigError(f"a layer group of model {spec.model} has no KV, which s3kv cannot store")
         self.spec = spec
         self.engines = Engines()
         self._r = resources
@@ -58,7 +60,7 @@ class Namespace:
             [part.shard for part in spec.parts],
             slot_bytes_all_parts=slot_bytes,
             budget=resources.budget,
-            dirty_max_slots=int(slots * settings.tier.dirty_max_fraction) if settings.upload.enabled else 0,
+            dirty_max_slots=max(1, int(slots * settings.tier.dirty_max_fraction)) if settings.upload.enabled else 0,
             pinned_memory=pinned,
             punch=self._punch,
         )
@@ -76,6 +78,7 @@ class Namespace:
             settings.upload.chunk_target_bytes * len(spec.groups),
             settings.upload.seal_age_s,
             settings.upload.seal_grace_s,
+            self.pages.most_blocks,
         )
         self.publisher = Publisher(self.catalog.publish, settings.catalog.publish_interval_s)
         self.uploader = Uploader(

@@ -32,18 +32,20 @@ class Run:
 
 @dataclass(slots=True)
 class Packer:
-    """`block_bytes`: what a block takes in all of a chunk's objects together, before compression."""
+    """`block_bytes`: what a block takes in all of a chunk's objects together, before compression. `most_blocks`: what
+    the format allows."""
 
     block_bytes: int
     target_bytes: int
     seal_age_s: float
     seal_grace_s: float
+    most_blocks: int = MAX_BLOCKS
     _by_tip: dict[bytes, Run] = field(default_factory=dict)
     _by_parent: dict[bytes, list[Run]] = field(default_factory=dict)
 
     @property
     def max_blocks(self) -> int:
-        return max(1, min(MAX_BLOCKS, self.target_bytes // self.block_bytes))
+        return max(1, min(self.most_blocks, self.target_bytes // self.block_bytes))
 
     @property
     def waiting_blocks(self) -> int:

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 
+from s3kv.format.limits import MAX_BLOCKS, MAX_FRAMES, MAX_OBJECT_BYTES
 from s3kv.identity import NamespaceSpec
 from s3kv.tier.arena import Arena
+
+_HEADER_ROOM_BYTES = 4 << 20
+"""More than the header of MAX_FRAMES frames takes."""
 
 
 class Pages:
@@ -34,6 +38,13 @@ class Pages:
     def block_bytes(self) -> int:
         """Bytes of a block's pages in all groups and parts."""
         return sum(sum(part.group_bytes) for part in self.spec.parts)
+
+    @property
+    def most_blocks(self) -> int:
+        """How many blocks the format lets one chunk hold."""
+        shards = max(map(len, self.shards_of_group))
+        group_bytes = max(map(sum, zip(*(part.group_bytes for part in self.spec.parts), strict=True)))
+        return max(1, min(MAX_BLOCKS, MAX_FRAMES // shards, (MAX_OBJECT_BYTES - _HEADER_ROOM_BYTES) // group_bytes))
 
     def page_bytes(self, group: int, shard: int) -> int:
         return self._places[shard, group][1]
