@@ -325,7 +325,7 @@ class RequestTracker:
         priorities = getattr(data, "priorities", None)
         if priorities:
             first = len(state.pages[0])
-            state.priorities.update(enumerate(priorities, first))
+            state.priorities.update(each for each in enumerate(priorities, first) if each[1] is not None)
         for known, new in zip(state.pages, groups, strict=True):
             known.extend(new)
 

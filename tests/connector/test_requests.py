@@ -234,6 +234,22 @@ def test_low_priority_blocks_are_left_out() -> None:
     assert saved(track.step([data], []).saves) == [(0, 0), (2, 2)]
 
 
+def test_blocks_without_a_stated_priority_are_kept() -> None:
+    track, prompt = tracker(min_priority=50), list(range(96))
+    begin(track, 1, prompt)
+    data = report(1, prompt, [0, 1, 2], 0, 96, priorities=[None, 10, None])
+    assert saved(track.step([data], []).saves) == [(0, 0), (2, 2)]
+
+
+def test_pages_that_come_later_than_their_tokens_are_saved_when_they_come() -> None:
+    """TensorRT-LLM 13320: the list of a request's pages stood still while its tokens grew."""
+    track, prompt = tracker(), list(range(128))
+    begin(track, 1, prompt)
+    assert saved(track.step([report(1, prompt, [0, 1], 0, 128)], []).saves) == [(0, 0), (1, 1)]
+    assert saved(track.step([], [report(1, [5], [], 128, 1)]).saves) == []
+    assert saved(track.step([], [report(1, [6], [2, 3], 129, 1)]).saves) == [(2, 2), (3, 3)]
+
+
 def test_generated_blocks_can_be_left_out() -> None:
     track, prompt = tracker(save_generated=False), list(range(40))
     begin(track, 1, prompt)
