@@ -37,6 +37,7 @@ logger = logging.getLogger("s3kv.agent")
 DISTRIBUTION = "s3kv-cache"
 IO_THREADS = 16
 """For asyncio's own use: a store in a folder reads and writes in them."""
+GAUGES_EVERY_S = 5.0
 SOCKET_CHECK_S = 1.0
 """How often the agent looks whether its socket is still there."""
 
@@ -183,6 +184,7 @@ class Agent:
             chores = [
                 asyncio.create_task(self._stop_when_idle(server)),
                 asyncio.create_task(self._keep_socket(listening, server)),
+                *([asyncio.create_task(_keep_gauges(node))] if end_metrics is not None else []),
             ]
             logger.info("serving %s, store %s", self.settings.agent.socket, self.settings.store.url)
             on_ready()
@@ -264,6 +266,13 @@ class Agent:
             if server.clients:
                 idle_since = self._clock()
         await self.stop(self.settings.agent.drain_s)
+
+
+async def _keep_gauges(node: Node) -> None:
+    """Who scrapes the port asks a thread, which must not look at what the event loop changes."""
+    while True:
+        await asyncio.sleep(GAUGES_EVERY_S)
+        node.status({})
 
 
 def run(settings: Settings) -> int:
