@@ -358,9 +358,8 @@ class WorkerClient(_Client):
         self._pinned = pinned
         self._on_arena = on_arena
         self._on_arena_gone = on_arena_gone
-        self._arenas: dict[
-            int, dict[int, Arena]
-        ] = {}  # epoch -> part -> arena; replaced whole, so readers need no lock
+        self._arenas: dict[int, dict[int, Arena]] = {}
+        # epoch -> part -> arena; several threads put and take whole epochs, each in one step, so there is no lock
 
     def arena(self, epoch: int, part: int) -> Arena | None:
         return self._arenas.get(epoch, {}).get(part)
@@ -442,6 +441,9 @@ class WorkerClient(_Client):
         )  # fmt: skip
 
     def _map(self, epoch: int, attached: Attached, fds: list[int]) -> None:
+        if epoch in self._arenas:  # only the connection is new
+            close_all(fds)
+            return
         try:
             if len(fds) != len(attached.arenas):
                 raise ProtocolError(f"{len(fds)} descriptors came for {len(attached.arenas)} arenas")
@@ -453,13 +455,11 @@ class WorkerClient(_Client):
             close_all(fds)
         for arena in arenas.values():
             self._on_arena(arena, attached.may_pin)
-        self._arenas = {**self._arenas, epoch: arenas}
+        self._arenas[epoch] = arenas
         for old in list(self._arenas)[:-MAX_EPOCHS]:
             self._unmap(old)
 
     def _unmap(self, epoch: int) -> None:
-        arenas = self._arenas.get(epoch, {})
-        self._arenas = {kept: value for kept, value in self._arenas.items() if kept != epoch}
-        for arena in arenas.values():
+        for arena in self._arenas.pop(epoch, {}).values():
             self._on_arena_gone(arena)
             arena.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,10 @@ from support.agents import FakeEngine, agent_settings, running_agent, small_spec
 
 from s3kv.client import protocol as p
 from s3kv.client.connection import MAX_OUTBOX_BYTES, Connection
+from s3kv.client.engine import WorkerClient
 from s3kv.errors import AgentTimeout, AgentUnavailable
 from s3kv.store.memory import MemoryStore
+from s3kv.tier.arena import Arena
 
 
 @pytest.fixture
@@ -83,3 +87,34 @@ def test_calls_to_an_agent_that_does_not_read_do_not_pile_up() -> None:
                 continue
     assert connection.closed
     there.close()
+
+
+def memory_descriptors() -> int:
+    """How many descriptors of arenas this process has open, the agent in it included."""
+    found = 0
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found += "memfd:" in os.readlink(f"/proc/self/fd/{descriptor}")
+    return found
+
+
+def test_arenas_stay_mapped_once_when_the_connection_to_the_same_agent_is_made_again(settings: Any) -> None:
+    """Mapping means registering with CUDA: some 45 s for 100 GiB, and nobody would unmap the first one."""
+    spec = small_spec()
+    mapped: list[Arena] = []
+    with running_agent(settings, MemoryStore()):
+        worker = WorkerClient(
+            settings, spec, rank=0, ranks=1, engine_id="e",
+            on_arena=lambda arena, may_pin: mapped.append(arena), on_arena_gone=mapped.remove,
+        )  # fmt: skip
+        assert worker.connect()
+        epoch, part = worker.epoch, worker.read_parts[0]
+        (first,) = mapped
+        descriptors = memory_descriptors()
+        assert worker._connection is not None
+        worker._connection.close()
+        assert worker.connect()
+        assert (mapped, worker.epoch, worker.arena(epoch, part)) == ([first], epoch, first)
+        assert memory_descriptors() == descriptors
+        worker.close()
+        assert mapped == []
