@@ -31,7 +31,7 @@ def admin_client(settings: StoreSettings) -> Any:
         raise ConfigError(
             f"store.profile (or S3KV_STORE__PROFILE): there is no profile {settings.profile!r}"
         ) from error
-    verify: bool | str = str(settings.ca_bundle) if settings.ca_bundle is not None else settings.tls_verify
+    verify: bool | str = str(config.ca_file) if config.ca_file is not None else settings.tls_verify
     return session.client(
         "s3",
         region_name=config.region,

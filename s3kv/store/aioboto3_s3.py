@@ -263,7 +263,7 @@ class Aioboto3S3:
             aws_session_token=token.get_secret_value() if token else None,
             profile_name=settings.profile,
         )
-        verify: Any = str(settings.ca_bundle) if settings.ca_bundle and settings.tls_verify else settings.tls_verify
+        verify: Any = str(config.ca_file) if config.ca_file and settings.tls_verify else settings.tls_verify
         return session.client(
             "s3",
             endpoint_url=config.endpoint,

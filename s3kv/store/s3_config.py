@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from s3kv.errors import ConfigError
 from s3kv.settings import StoreSettings
@@ -26,7 +27,9 @@ class S3Config:
     endpoint: str | None
     path_style: bool
     unsigned_payload: bool
+    ca_file: Path | None
     ca_pem: bytes | None
+    """What `ca_file` holds."""
 
     @property
     def target(self) -> Target:
@@ -43,6 +46,7 @@ def s3_config(settings: StoreSettings, location: Location) -> S3Config:
             "%s is false: TLS certificates are NOT verified and anybody on the way can read and change data",
             named("tls_verify"),
         )
+    ca_file, ca_name = _ca_file(settings)
     plain = endpoint is not None and endpoint.startswith("http://")
     return S3Config(
         location=location,
@@ -50,7 +54,8 @@ def s3_config(settings: StoreSettings, location: Location) -> S3Config:
         endpoint=endpoint,
         path_style=_path_style(settings, location, endpoint),
         unsigned_payload=settings.payload_signing == "never" or (settings.payload_signing == "auto" and not plain),
-        ca_pem=_read_ca(settings),
+        ca_file=ca_file,
+        ca_pem=_read_ca(ca_file, ca_name) if ca_file is not None else None,
     )
 
 
@@ -89,13 +94,19 @@ def _chain_region(settings: StoreSettings, endpoint: str | None) -> str:
     return str(found) if found else DEFAULT_REGION
 
 
-def _read_ca(settings: StoreSettings) -> bytes | None:
-    if settings.ca_bundle is None:
-        return None
+def _ca_file(settings: StoreSettings) -> tuple[Path | None, str]:
+    """The setting, else the variable that AWS's own tools read; and the name of that which decided."""
+    if settings.ca_bundle is not None:
+        return settings.ca_bundle, named("ca_bundle")
+    stated = os.environ.get("AWS_CA_BUNDLE")
+    return (Path(stated), "AWS_CA_BUNDLE") if stated else (None, "")
+
+
+def _read_ca(path: Path, name: str) -> bytes:
     try:
-        pem = settings.ca_bundle.read_bytes()
+        pem = path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{named('ca_bundle')}: {settings.ca_bundle} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{name}: {path} cannot be read: {error.strerror}") from error
     if b"-----BEGIN CERTIFICATE-----" not in pem:
-        raise ConfigError(f"{named('ca_bundle')}: {settings.ca_bundle} holds no PEM certificate")
+        raise ConfigError(f"{name}: {path} holds no PEM certificate")
     return pem

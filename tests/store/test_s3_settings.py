@@ -77,6 +77,33 @@ async def test_case_45_wrong_ca_bundle(opened: Opener, client: str, tmp_path: Pa
 
 
 @both
+@pytest.mark.parametrize("given", ["setting", "AWS_CA_BUNDLE"])
+async def test_a_bundle_of_several_authorities_is_trusted_whole(
+    opened: Opener, client: str, given: str, tmp_path: Path, clean_environment: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "right").mkdir()
+    (tmp_path / "other").mkdir()
+    right, context = make_ca_and_server(tmp_path / "right")
+    other, _ = make_ca_and_server(tmp_path / "other")
+    bundle = tmp_path / "bundle.pem"
+    for number, parts in enumerate(((other, right), (right, other))):
+        bundle.write_bytes(b"\n".join(part.read_bytes() for part in parts))
+        if given == "AWS_CA_BUNDLE":
+            clean_environment.setenv(given, str(bundle))
+        with faulty_proxy(opened.place.endpoint, context) as tls:
+            store = opened(client=client, endpoint=tls.endpoint, ca_bundle=bundle if given == "setting" else None)
+            await store.put(f"k{number}", b"x")
+
+
+def test_a_bundle_that_cannot_be_read_is_named_by_what_named_it(
+    moto_place: S3Place, tmp_path: Path, clean_environment: pytest.MonkeyPatch
+) -> None:
+    clean_environment.setenv("AWS_CA_BUNDLE", str(tmp_path / "none.pem"))
+    with pytest.raises(ConfigError, match=r"^AWS_CA_BUNDLE: .*none\.pem cannot be read"):
+        open_store(moto_place.settings())
+
+
+@both
 async def test_case_45_verification_is_given_up_loudly(
     opened: Opener, client: str, tmp_path: Path, seaweedfs: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -16,7 +16,7 @@ from cryptography.x509.oid import NameOID
 def make_ca_and_server(folder: Path) -> tuple[Path, ssl.SSLContext]:
     """The CA's PEM file, and a context for a server on 127.0.0.1 that the CA vouches for."""
     ca_key, server_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-    ca_name = _name("s3kv test CA")
+    ca_name = _name(f"s3kv test CA {folder.name}")  # authorities of one name cannot be told apart in a bundle
     ca = _builder(ca_name, ca_name, ca_key).add_extension(x509.BasicConstraints(True, None), True)
     ca_certificate = ca.sign(ca_key, hashes.SHA256())
     server = (
