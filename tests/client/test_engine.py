@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -92,9 +91,9 @@ def test_calls_to_an_agent_that_does_not_read_do_not_pile_up() -> None:
 def memory_descriptors() -> int:
     """How many descriptors of arenas this process has open, the agent in it included."""
     found = 0
-    for descriptor in os.listdir("/proc/self/fd"):
+    for descriptor in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
-            found += "memfd:" in os.readlink(f"/proc/self/fd/{descriptor}")
+            found += "memfd:" in str(descriptor.readlink())
     return found
 
 
