@@ -246,7 +246,8 @@ class Namespace:
                 self._pack(block)
             elif outcome is Committed.CLEAN:
                 self._r.metrics.saved_blocks.inc()
-                self._r.metrics.dropped_blocks.labels("too_many_waiting").inc()
+                if self._r.settings.upload.enabled:
+                    self._r.metrics.dropped_blocks.labels("too_many_waiting").inc()
 
     def abandon(self, part: int, slots: array[int], tickets: array[int]) -> None:
         for slot, ticket in zip(slots, tickets, strict=False):

@@ -48,3 +48,13 @@ def test_a_layer_group_without_bytes_is_refused_in_a_sentence(tmp_path: Path, ot
         assert agent.totals().total(agent.totals().refused_clients) == 0, "it was answered"
         assert agent.call(lambda: len(agent.agent.node.namespaces)) == 0  # type: ignore[union-attr]
         leader.close()
+
+
+def test_without_uploads_nothing_counts_as_dropped(tmp_path: Path) -> None:
+    settings, spec = agent_settings(tmp_path, upload={"enabled": False}), small_spec()
+    with running_agent(settings, MemoryStore()) as agent:
+        engine = FakeEngine.start(settings, spec)
+        chain = engine.chain(1, 3)
+        assert (engine.save(chain), engine.load(chain)) == (3, 3)
+        assert agent.totals().total(agent.totals().dropped_blocks) == 0
+        engine.close()
