@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -69,7 +70,7 @@ _register()
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line; returns the exit code. The console script's entry point."""
-    _open_missing_streams()
+    _prepare_streams()
     try:
         app(args=list(argv) if argv is not None else None, prog_name="s3kv")
     except SystemExit as stop:
@@ -80,11 +81,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _open_missing_streams() -> None:
-    """Some service managers start programs with stdout or stderr closed; Python has None for them then."""
+def _prepare_streams() -> None:
+    """Some service managers start programs with stdout or stderr closed; Python has None for them then. And what the
+    locale's encoding lacks is shown escaped, as Python does on stderr, instead of ending the command."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import http.server
+import os
 import re
 import ssl
 import subprocess
@@ -125,6 +126,16 @@ def test_streams_that_are_closed_are_no_fault(redirection: str) -> None:
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert (ran.returncode, ran.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_what_the_locale_lacks_is_shown_escaped(encoding: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "s3kv_cli.main", "--store", "memory://größe…", "config", "show"],
+        capture_output=True, timeout=120, check=False, env={**os.environ, "PYTHONIOENCODING": encoding},
+    )  # fmt: skip
+    shown = {"ascii": "gr\\xf6\\xdfe\\u2026", "latin-1": "größe\\u2026", "utf-8": "größe…"}[encoding]
+    assert ran.returncode == 0 and shown in ran.stdout.decode(encoding)
 
 
 def test_a_fault_of_ours_is_one_line_too(local: Place, monkeypatch: pytest.MonkeyPatch) -> None:
