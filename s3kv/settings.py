@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from s3kv.errors import ConfigError
@@ -161,10 +161,17 @@ class AgentSettings(Section):
     max_clients: Count = 256
 
 
+def _with_text_keys(value: Any) -> Any:
+    """YAML reads the ids of adapters as numbers."""
+    return {str(key): each for key, each in value.items()} if isinstance(value, dict) else value
+
+
 class IdentitySettings(Section):
     model: str | None = Field(None, description="Name of the model in namespace.json; default: from the engine.")
     fingerprint: str | None = Field(None, description="Identity of the weights; overrides the checkpoint's own.")
-    adapters: dict[str, str] = Field(default_factory=dict, description="LoRA id of this server -> adapter identity.")
+    adapters: Annotated[dict[str, str], BeforeValidator(_with_text_keys)] = Field(
+        default_factory=dict, description="LoRA id of this server -> adapter identity."
+    )
     extra: dict[str, str] = Field(default_factory=dict, description="Whatever else decides what KV bytes mean.")
 
 

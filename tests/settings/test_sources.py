@@ -81,3 +81,10 @@ def test_settings_load_where_nothing_is_writable(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(tempfile, "gettempdir", nowhere)
     assert AgentSettings().socket.name == "agent.sock"
     assert StoreSettings().url.startswith("file:///")
+
+
+def test_ids_of_adapters_may_be_written_as_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path, "identity: {adapters: {0: zero, 7: seven, 'eight': eight}}\n")
+    assert load_settings(path).identity.adapters == {"0": "zero", "7": "seven", "eight": "eight"}
+    monkeypatch.setenv("S3KV_IDENTITY__ADAPTERS", '{"7": "other"}')
+    assert load_settings().identity.adapters == {"7": "other"}
