@@ -23,12 +23,12 @@ from s3kv.agent.metrics import AgentMetrics
 from s3kv.agent.node import Node
 from s3kv.agent.resources import Resources
 from s3kv.agent.server import Server
-from s3kv.agent.threads import StartedThreads
 from s3kv.agent.weights import ByteSemaphore
 from s3kv.errors import ConfigError
 from s3kv.settings import Settings
 from s3kv.store.base import Store
 from s3kv.store.opening import open_store
+from s3kv.store.threads import StartedThreads
 from s3kv.tier.budget import NodeBudget
 from s3kv.tier.memory import check_available
 

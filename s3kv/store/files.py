@@ -17,15 +17,24 @@ _IOV_MAX = 1024
 
 
 def make_folder(folder: Path) -> None:
-    """With every missing parent, all private: `mkdir(parents=True)` would leave the parents to the umask."""
+    """With every missing parent, all private: `mkdir(parents=True)` would leave the parents to the umask.
+
+    Raises FileNotFoundError when a delete takes the parent away meanwhile: try again.
+    """
+    try:
+        _make_one(folder)
+    except FileNotFoundError:
+        make_folder(folder.parent)
+        _make_one(folder)
+
+
+def _make_one(folder: Path) -> None:
+    """Not `exist_ok`: that raises FileExistsError for a folder that a delete takes away at just that moment."""
     try:
         folder.mkdir(mode=0o700)
     except FileExistsError:
-        if not folder.is_dir() and folder.exists():  # else a delete has just taken it away: the caller tries again
+        if not folder.is_dir() and folder.exists():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from None
-    except FileNotFoundError:
-        make_folder(folder.parent)
-        folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def publish(name: Callable[[Path, Path], None], staged: Path, path: Path, root: Path) -> None:

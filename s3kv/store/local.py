@@ -27,7 +27,6 @@ import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from s3kv.errors import AlreadyExists, PreconditionFailed, StoreError, StoreMisconfigured, Transient
@@ -47,6 +46,7 @@ from s3kv.store.files import (
     write_all,
 )
 from s3kv.store.keys import check_key, check_prefix, check_start_after, why_bad_key
+from s3kv.store.threads import StartedThreads
 
 FSYNC_MAX_BYTES = 256 << 10
 """Larger objects are not synced (see above)."""
@@ -84,7 +84,7 @@ class LocalStore:
             raise StoreMisconfigured(
                 f"store.url (or S3KV_STORE__URL): folder {root} cannot be used: {error.strerror}"
             ) from error
-        self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="s3kv-local-store")
+        self._executor = StartedThreads(_THREADS, "s3kv-local-store", "store.url")
 
     @property
     def capabilities(self) -> Capabilities:

@@ -14,7 +14,6 @@ from support.virtual_agent import VirtualAgent, in_virtual_time
 
 from s3kv.agent import peer
 from s3kv.agent.engines import MAX_RANKS, Engines
-from s3kv.agent.threads import StartedThreads
 from s3kv.client import protocol as p
 from s3kv.client.connection import Connection
 from s3kv.client.engine import MAX_EPOCHS, WorkerClient
@@ -22,6 +21,7 @@ from s3kv.errors import ConfigError
 from s3kv.identity import NamespaceSpec
 from s3kv.settings import Settings
 from s3kv.store.memory import MemoryStore
+from s3kv.store.threads import StartedThreads
 
 
 def sent_by_a_worker(settings: Settings, *messages: bytes) -> bytes:
@@ -194,12 +194,13 @@ def test_no_memory_for_a_second_part_leaves_nothing_of_the_first(
         worker.close()
 
 
+@pytest.mark.parametrize("store", ["memory", "folder"])
 def test_a_machine_without_further_threads_changes_nothing_for_a_running_agent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str
 ) -> None:
     """A pool that starts threads on demand runs a refused job later, into memory that is somebody else's by then."""
     settings, spec = agent_settings(tmp_path), small_spec()
-    with running_agent(settings, MemoryStore()) as agent:
+    with running_agent(settings, MemoryStore() if store == "memory" else None) as agent:
         engine = FakeEngine.start(settings, spec)
         wait_for_catalog(agent, spec)
 
