@@ -197,13 +197,14 @@ class ChaosRun(Storm):
     def _finish(self) -> None:
         from benchmarks.chaos_audit import audit
 
-        for node, agent in enumerate(self.agents):
+        for node in range(self.plan.agents):
             self._wait_quiet(node, "at the end")
             said = self.report(node)
             self.outcome.problems += [f"agent {node}: {text}" for text in said["problems"]]
             self.outcome.faults.update({f"store {name}": count for name, count in said["faults"].items()})
             self._compare_resources(node, said)
             (self.folder / f"metrics{node}.txt").write_text(said["metrics"])
+        for agent in self.agents:
             agent.signal(signal.SIGTERM)
         for node, agent in enumerate(self.agents):
             agent.process.join(15.0)
