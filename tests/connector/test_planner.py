@@ -128,7 +128,9 @@ class RawTokens(FakeRequest):
 
 
 @pytest.mark.parametrize(
-    "make", [tuple, np.array, partial(np.array, dtype=np.int32), torch.tensor, lambda ids: list(np.array(ids))], ids=str
+    "make",
+    [tuple, np.array, partial(np.array, dtype=np.int32), torch.tensor, lambda ids: list(np.array(ids))],
+    ids=["tuple", "int64 array", "int32 array", "tensor", "list of numpy ints"],
 )
 def test_token_ids_may_come_as_arrays_and_tensors(make: Callable[[list[int]], Any]) -> None:
     rig = Rig()
