@@ -240,9 +240,13 @@ class _Client:
                     self.stats.trouble("agent_unavailable", error)
 
     def promised(self, lease: int, epoch: int) -> LeaseState:
-        """Policy park: how far the fetches of a lease are. A lost agent is a failure: its blocks will not come."""
+        """Policy park: how far the fetches of a lease are.
+
+        A connection that broke says nothing of the agent behind it, so that is "not yet". Another run of the agent is a
+        failure: the promise went with the one that gave it.
+        """
         if (usable := self._usable()) is None:
-            return LeaseState(failed=self.epoch != epoch)
+            return LeaseState()
         connection, ns, deadline = usable
         if connection.epoch != epoch:
             return LeaseState(failed=True)
@@ -250,7 +254,7 @@ class _Client:
             reply = self._call(connection, Promised(connection.next_id(), ns, lease), PromiseState, deadline)
             return LeaseState(reply.ready, reply.failed, self._slots_of(connection, reply.slots).tolist())
         except AgentUnavailable:
-            return LeaseState(failed=connection.closed)
+            return LeaseState()
 
     def _slots_of(self, connection: Connection, data: bytes) -> array[int]:
         try:

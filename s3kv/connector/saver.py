@@ -107,13 +107,21 @@ class Saver:
         while True:
             job = self._next(under_way)
             if isinstance(job, Snapshot):
-                under_way.append(self._write(job, stream))
+                under_way.append(self._try_to_write(job, stream))
                 continue
             while under_way:
                 self._complete(under_way.popleft())
             if job is None:
                 return
             job.set()
+
+    def _try_to_write(self, job: Snapshot, stream: Stream) -> _Written:
+        """Whatever goes wrong costs this snapshot alone: the thread serves the engine to its end."""
+        try:
+            return self._write(job, stream)
+        except Exception as error:
+            self._troubles.log("save_write", error)
+            return _Written(job.rows, job.gathered)
 
     def _next(self, under_way: deque[_Written]) -> Snapshot | threading.Event | None:
         """The next job; with none there yet, complete what is under way before sleeping."""
@@ -127,7 +135,7 @@ class Saver:
         return self._jobs.get()
 
     def _write(self, job: Snapshot, stream: Stream) -> _Written:
-        """Reserve and enqueue the copies. Never raises: what fails is abandoned and counted."""
+        """Reserve and enqueue the copies. A part that cannot be copied is abandoned and counted."""
         written = _Written(job.rows, job.gathered)
         hashes = job.save.hashes[job.first : job.first + job.rows.count]
         parent = job.save.hashes[job.first - 1] if job.first else job.save.parent

@@ -31,6 +31,9 @@ from s3kv.tier.check import check_book, check_table
 from s3kv.tier.leases import Holding, LeaseBook
 from s3kv.tier.table import SlotTable
 
+UPLOADED_ANCESTORS = 1024
+"""How far back the end of an upload marks ancestors as used; the end of their request marks them all."""
+
 
 class Directory:
     """`slots` slots for blocks of the parts `parts` (ids as in `NamespaceSpec.parts`, at most 256).
@@ -131,8 +134,10 @@ class Directory:
                 lru[block.slot] = block
                 lru.move_to_end(block.slot)
 
-    def touch_chain(self, tip: BlockHash) -> int:
+    def touch_chain(self, tip: BlockHash, most: int | None = None) -> int:
         """Marks the resident blocks from `tip` back to the head as used, the head most recently. Returns how many.
+
+        most: stop after so many; a chunk in the middle of a very long chain need not go back over all of it.
 
         For chains that were used without a lease: the part of a prompt that the device still had, blocks that were
         saved or fetched one by one (in the order of their arrival the head would go first, and the rest with it).
@@ -140,7 +145,7 @@ class Directory:
         lru = self._table.lru
         touched = 0
         block = self._table.resident.get(tip)
-        while block is not None:
+        while block is not None and (most is None or touched < most):
             touched += 1
             if block.slot in lru:
                 lru.move_to_end(block.slot)
@@ -353,7 +358,7 @@ class Directory:
             self.mark_clean(held.block, held.ticket)
             self.unhold(held)
         if run:
-            self.touch_chain(run[0].block)
+            self.touch_chain(run[0].block, UPLOADED_ANCESTORS)
 
     def _clean(self, block: Block) -> None:
         block.dirty = False
