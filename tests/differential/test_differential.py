@@ -105,7 +105,8 @@ SETTINGS = {
     "v2, two ranks": Setting("windows", engine={**V2, **CHUNKED, "tp_size": 2}),
     "v2, two ranks, replicated": Setting("replicated", engine={**V2, "tp_size": 2}, slots=64),
     "v2, two ranks, latent": Setting("latent", engine={**V2, "tp_size": 2}),
-    "v2, two ranks, parked": Setting(engine={**V2, **OVERLAP, "tp_size": 2}, policy="park", fetch_polls=3),
+    # Room for all blocks: in fewer slots the rank that is ahead drops what the other has not written yet.
+    "v2, two ranks, parked": Setting(engine={**V2, **OVERLAP, "tp_size": 2}, policy="park", fetch_polls=3, slots=64),
     "v1, two ranks": Setting(engine={**V1, **CHUNKED, **OVERLAP, "tp_size": 2}),
     "v2, attention dp": Setting("windows", engine={**V2, **CHUNKED, "tp_size": 2, "attention_dp": True}),
 }

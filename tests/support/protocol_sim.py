@@ -184,7 +184,7 @@ class Reader(Actor):
 
 
 class Collector(Actor):
-    """Also the catalog that its own execution sees: with complete readings for polls."""
+    """Also the catalog that its own execution sees; it notes when each complete reading began."""
 
     def chunk(self, chunk_id: bytes) -> object:
         return self.catalog.chunk(chunk_id)
@@ -192,11 +192,10 @@ class Collector(Actor):
     async def forget(self, chunk_ids: Sequence[bytes], reason: DeleteReason) -> int:
         return await self.catalog.forget(chunk_ids, reason)
 
-    async def poll(self) -> int:
+    async def catch_up(self) -> None:
         began = self.world.loop.time()
         await self.catalog.catch_up()
         self.process.caught_up_s = began
-        return 0
 
     async def work(self) -> None:
         rng = self.world.rng
