@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from s3kv.client.engine import MAX_PAUSE_FACTOR
 from s3kv.connector.arenas import Arenas
 from s3kv.connector.device import Device, Event, Stream
 from s3kv.connector.guard import PromiseBroken, Troubles
@@ -31,9 +32,6 @@ POLL_S = 0.005
 
 POLL_IDLE_FACTOR = 4
 """Asking for many takes time that the engine's other threads want too: afterwards pause this much longer."""
-
-MAX_PAUSE_FACTOR = 32
-"""How many times `agent.reconnect_s` the pause between tries to reach a lost agent may grow to."""
 
 
 class _NoJob:
