@@ -1,8 +1,9 @@
 """What the engine's own thread spends: the scheduler's and the worker's callbacks with 256 active requests.
 
-The real connector, clients and agent process; only the runtime is the simulated one's. Pages are small and on the CPU,
-where a snapshot copies at once: on a GPU that is a kernel launch (measured there in benchmarks/gpu). Between iterations
-the thread sleeps for a pass of 10 ms, as an executor waits for its device: the helper threads work then.
+The real connector, clients and agent process; only the runtime is the simulated one's. Pages are on the CPU, where a
+snapshot copies at once, and small, because on a GPU those bytes are not the thread's work: there it launches a kernel
+(benchmarks/gpu/calls.py runs the same there). Between iterations the thread sleeps for a pass of 10 ms, as an executor
+waits for its device: the helper threads work then, and the caches go cold.
 """
 
 from __future__ import annotations
@@ -28,9 +29,12 @@ from s3kv.sim.install import install
 from s3kv.sim.interface import RequestData, SchedulerOutput
 from s3kv.sim.llm_args import make_llm_args
 from s3kv.sim.llm_request import LlmRequest
+from s3kv.sim.shape import ModelShape
 
 REQUESTS, BLOCK, PROMPT = 256, 32, 64
 PASS_S = 0.01
+SHAPE = ModelShape(num_layers=2, hidden=8, num_heads=2, num_kv_heads=1, head_dim=4, mlp=8)
+"""Two layer groups with pages of 1 KiB."""
 
 
 def measure(options: Options) -> Report:
@@ -38,11 +42,8 @@ def measure(options: Options) -> Report:
     nothing = Series()
     for _ in range(1000):
         _note(nothing, lambda: None)
-    steps = options.rounds(16) * BLOCK
     goals = {"build_connector_meta": 300, "wait_for_save": 100, "get_finished": 20}
-    with engine_halves() as (scheduler, worker):
-        idle = _Batch(scheduler, worker, first_id=1, staggered=False).run(steps)
-        busy = _Batch(scheduler, worker, first_id=10_000, staggered=True).run(steps)
+    idle, busy = both("cpu", options.rounds(16) * BLOCK)
     _row(report, "build_connector_meta, no block completing", idle["build_connector_meta"], nothing, 150)
     for name, bound in goals.items():
         what = f"{name}, 8 blocks completing"
@@ -58,6 +59,15 @@ def measure(options: Options) -> Report:
         for name, each in found.items()
     }
     return report
+
+
+def both(device: str, steps: int) -> tuple[dict[str, Series], dict[str, Series]]:
+    """Each callback's series over `steps` iterations, none completing a block and 8 doing so. On "cuda" too."""
+    with engine_halves(torch.device(device)) as (scheduler, worker):
+        stream = torch.cuda.current_stream() if device == "cuda" else None
+        idle = _Batch(scheduler, worker, stream, first_id=1, staggered=False).run(steps)
+        busy = _Batch(scheduler, worker, stream, first_id=10_000, staggered=True).run(steps)
+    return idle, busy
 
 
 def _row(report: Report, what: str, of: Series, nothing: Series, bound: float | None) -> None:
@@ -77,7 +87,7 @@ def _note(series: Series, work: Any) -> Any:
 
 
 @contextmanager
-def engine_halves() -> Iterator[tuple[Any, Any]]:
+def engine_halves(device: torch.device) -> Iterator[tuple[Any, Any]]:
     """A scheduler and a worker of one rank, with an agent."""
     sections: dict[str, dict[str, Any]] = {
         "tier": {"capacity_bytes": 1 << 29},
@@ -93,10 +103,10 @@ def engine_halves() -> Iterator[tuple[Any, Any]]:
         os.environ[CONFIG_VARIABLE] = str(Path(name) / "s3kv.yaml")
         from s3kv.connector import S3KVScheduler, S3KVWorker
 
-        config = SimConfig(kv_dtype="bfloat16", tokens_per_block=BLOCK, num_pages=4096, max_batch_size=REQUESTS)
+        config = SimConfig(model=SHAPE, tokens_per_block=BLOCK, num_pages=4096, max_batch_size=REQUESTS)
         args = make_llm_args(config, ConnectorConfig(**CONNECTOR), 0)
         worker, scheduler = S3KVWorker(args), S3KVScheduler(args)
-        worker.register_kv_cache_layout(make_manager(config, torch.device("cpu")).layout())
+        worker.register_kv_cache_layout(make_manager(config, device).layout())
         scheduler.wait_for_initialization()
         try:
             yield scheduler, worker
@@ -113,8 +123,8 @@ class _Batch:
     which is left out.
     """
 
-    def __init__(self, scheduler: Any, worker: Any, *, first_id: int, staggered: bool) -> None:
-        self._scheduler, self._worker = scheduler, worker
+    def __init__(self, scheduler: Any, worker: Any, stream: Any, *, first_id: int, staggered: bool) -> None:
+        self._scheduler, self._worker, self._stream = scheduler, worker, stream
         self._staggered = staggered
         rng = random.Random(first_id)
         lengths = [PROMPT + (number % BLOCK if staggered else 0) for number in range(REQUESTS)]
@@ -142,8 +152,8 @@ class _Batch:
     def _iterate(self, output: SchedulerOutput, series: dict[str, Series]) -> None:
         scheduler, worker = self._scheduler, self._worker
         meta = _note(series["build_connector_meta"], lambda: scheduler.build_connector_meta(output))
-        _note(series["bind"], lambda: (worker.bind_connector_meta(meta), worker.start_load_kv(None)))
-        _note(series["wait_for_save"], lambda: worker.wait_for_save(None))
+        _note(series["bind"], lambda: (worker.bind_connector_meta(meta), worker.start_load_kv(self._stream)))
+        _note(series["wait_for_save"], lambda: worker.wait_for_save(self._stream))
         time.sleep(PASS_S)
         _note(series["get_finished"], lambda: worker.get_finished([], []))
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gpu OUT.json [part …]`: parts are copies, shape_8b and conversation; all without a name."""
+"""`python -m benchmarks.gpu OUT.json [part …]`: copies, calls, shape_8b, conversation; all of them without a name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-PARTS = ("copies", "shape_8b", "conversation")
+PARTS = ("copies", "calls", "shape_8b", "conversation")
 
 
 def main(out: Path, parts: list[str]) -> None:

@@ -1,7 +1,8 @@
 """Conversations of growing turns under a tier too small for them: time to first token of every turn.
 
-The text is the project's own documentation, a token a byte, one section a turn; several conversations take turns, so
-that the tier (a quarter of what they need) has lost a conversation when it goes on, and the bucket serves it.
+The turns are those of `trace`. The tier holds about a quarter of what the conversations need, so it has lost most of
+one when that goes on, and the bucket serves it. Before each turn what the last one saved is stored: in the trace there
+are minutes between them.
 """
 
 from __future__ import annotations
@@ -9,87 +10,86 @@ from __future__ import annotations
 import random
 import statistics
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.model import Model, Shape
 from benchmarks.gpu.serving import Pages, Serving, attach
-from benchmarks.gpu.shape_8b import agent, settings_for, status
+from benchmarks.gpu.shape_8b import agent, bucket_folder, settings_for, settle, status
+from benchmarks.gpu.trace import requests
 from s3kv.sim.install import install
 
-CONVERSATIONS, TURNS = 6, 7
-TIER_BYTES = 1700 << 20
-LATENCY_S, BYTES_PER_S = 0.02, 5e9
-DOCUMENTS = ("docs/format.md", "README.md", "terraform/README.md", "docs/runtime.md")
+TIER_BYTES = 8 << 30
+LATENCY_S = 0.02
 
 
-def sections() -> list[bytes]:
-    text = b"".join(Path(name).read_bytes() for name in DOCUMENTS if Path(name).exists())
-    parts = [b"\n## " + part for part in text.split(b"\n## ")]
-    return [part[:3000] for part in parts if len(part) > 400]
+@dataclass(frozen=True)
+class Case:
+    """A network, and how long a match may wait for it."""
+
+    name: str
+    bytes_per_s: float
+    wait_ms_per_1k_tokens: float
+    wait_cap_ms: float
 
 
-def turns() -> list[list[list[int]]]:
-    """`[conversation][turn]` the whole prompt of that turn."""
-    parts, made = sections(), []
-    for number in range(CONVERSATIONS):
-        prompt: list[int] = list(b"Conversation %d" % number)
-        prompts = []
-        for turn in range(TURNS):
-            prompt = prompt + list(parts[(number * TURNS + turn) % len(parts)])
-            prompts.append(prompt)
-        made.append(prompts)
-    return made
+CASES = (
+    Case("5 GB/s, waits of the defaults", 5e9, 10.0, 300.0),
+    Case("5 GB/s, 40 ms for 1,000 tokens", 5e9, 40.0, 5000.0),
+    Case("10 GB/s, 40 ms for 1,000 tokens", 10e9, 40.0, 5000.0),
+)
+
+Turn = dict[str, Any]
 
 
 def run(rng: random.Random) -> dict[str, Any]:
     shape = Shape()
-    blocks = 2048
-    model = Model(shape, blocks)
-    conversations = turns()
-    times: dict[str, list[float]] = {"computed": [], "s3kv": []}
-    rows = []
-    with tempfile.TemporaryDirectory() as name, install("both", False):
+    trace = requests(rng, shape.vocab)
+    blocks = max(len(prompt) for _, _, prompt in trace) // shape.block + 64
+    model, pages = Model(shape, blocks), Pages(blocks)
+    rows: list[Turn] = [
+        {"conversation": conversation, "turn": turn, "tokens": len(prompt)} for conversation, turn, prompt in trace
+    ]
+    bare = Serving(model, None, pages)
+    for row, (_, _, prompt) in zip(rows, trace, strict=True):
+        bare.first_token(prompt[::-1])  # kernels of this length are chosen and loaded before anything is timed
+        row["computed_s"] = bare.first_token(prompt)[0]
+    print("computed", round(sum(row["computed_s"] for row in rows), 2), "s", flush=True)
+    longest = {conversation: prompt for conversation, _, prompt in trace}
+    result = {
+        "tier_bytes": TIER_BYTES, "latency_s": LATENCY_S, "rows": rows,
+        "needed_bytes": sum(map(len, longest.values())) // shape.block * shape.block_bytes, "cases": [],
+    }  # fmt: skip
+    for case in CASES:
+        result["cases"].append(_serve(case, model, pages, trace, rows))
+    return result
+
+
+def _serve(case: Case, model: Model, pages: Pages, trace: list[Any], rows: list[Turn]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as name, bucket_folder() as bucket, install("both", False):
         folder = Path(name)
-        settings = settings_for(folder, TIER_BYTES)
-        with agent(settings, folder, LATENCY_S, BYTES_PER_S) as connection:
+        settings = settings_for(folder, bucket, TIER_BYTES, case.wait_ms_per_1k_tokens, case.wait_cap_ms)
+        with agent(settings, folder, LATENCY_S, case.bytes_per_s) as connection:
             driver = attach(model, settings, folder)
-            pages = Pages(blocks)
-            serving, bare = Serving(model, driver, pages), Serving(model, None, pages)
-            for turn in range(TURNS):
-                for number, prompts in enumerate(conversations):
-                    tokens = prompts[turn]
-                    bare.first_token(
-                        tokens[::-1]
-                    )  # kernels of this length are chosen and loaded before either is timed
-                    if number % 2:
-                        computed, _ = bare.first_token(tokens)
-                        served, loaded = serving.first_token(tokens)
-                    else:
-                        served, loaded = serving.first_token(tokens)
-                        computed, _ = bare.first_token(tokens)
-                    times["computed"].append(computed)
-                    times["s3kv"].append(served)
-                    rows.append(
-                        {
-                            "turn": turn,
-                            "tokens": len(tokens),
-                            "loaded": loaded,
-                            "computed_s": computed,
-                            "s3kv_s": served,
-                        }
-                    )
+            serving = Serving(model, driver, pages)
+            for row, (_, _, prompt) in zip(rows, trace, strict=True):
+                settle(connection, serving)
+                seconds, loaded = serving.first_token(prompt)
+                row.setdefault("s3kv", []).append({"s": seconds, "loaded": loaded})
             totals = status(connection)["totals"]
             driver.shutdown()
+    number = CASES.index(case)
     later = [row for row in rows if row["turn"]]
-    result = {
-        "conversations": CONVERSATIONS, "turns": TURNS, "tier_bytes": TIER_BYTES,
-        "needed_bytes": sum(len(c[-1]) for c in conversations) // shape.block * shape.block_bytes,
-        "latency_s": LATENCY_S, "bytes_per_s": BYTES_PER_S,
-        "loaded_fraction_of_later_turns": sum(r["loaded"] for r in later) / sum(r["tokens"] for r in later),
-        "median_computed_s": statistics.median(r["computed_s"] for r in later),
-        "median_s3kv_s": statistics.median(r["s3kv_s"] for r in later),
-        "fetched_blocks": totals["fetched_blocks"], "rows": rows,
+    pairs = [(row["computed_s"], row["s3kv"][number]["s"]) for row in later]
+    found = {
+        "name": case.name, "bytes_per_s": case.bytes_per_s, "wait_ms_per_1k_tokens": case.wait_ms_per_1k_tokens,
+        "wait_cap_ms": case.wait_cap_ms, "fetched_blocks": totals["fetched_blocks"],
+        "loaded_fraction_of_later_turns": sum(row["s3kv"][number]["loaded"] for row in later)
+        / sum(row["tokens"] for row in later),
+        "later_turns": len(later), "faster": sum(served < computed for computed, served in pairs),
+        "computed_s": sum(computed for computed, _ in pairs), "s3kv_s": sum(served for _, served in pairs),
+        "median_speedup": statistics.median(computed / served for computed, served in pairs),
     }  # fmt: skip
-    print({key: value for key, value in result.items() if key != "rows"}, flush=True)
-    return result
+    print(found, flush=True)
+    return found

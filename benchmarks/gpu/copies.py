@@ -15,7 +15,7 @@ import torch
 
 from s3kv.connector import cuda
 from s3kv.connector.cuda import CudaDevice
-from s3kv.connector.strips import Copies, Gather, Strip, numbers
+from s3kv.connector.strips import Copies, Gather, Lane, Strip, numbers
 from s3kv.tier.arena import Arena
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -55,7 +55,7 @@ def run(rng: random.Random) -> dict[str, Any]:
         ring = torch.empty((count, page), dtype=torch.uint8, device="cuda")
         slots = Strip.of(host.view(-1, page))
         pages, places = numbers(rng.sample(range(2 * count), count)), numbers(rng.sample(range(slots.rows), count))
-        gather = [Gather(Strip.of(pool), pages, Strip.of(ring))]
+        gather = [Gather([Lane.of(Strip.of(pool), Strip.of(ring))], pages.tolist(), 0)]
         save = [Copies(slots, places, Strip.of(ring), numbers(range(count)))]
         load = [Copies(Strip.of(pool), pages, slots, places)]
 

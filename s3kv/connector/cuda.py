@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from s3kv.connector.device import Event, Stream, check_rows, gather_words
+from s3kv.connector.device import Event, Stream, check_gathers
 from s3kv.connector.numa import node_of, preferring
 from s3kv.connector.strips import Copies, Gather, Numbers
 
@@ -60,16 +60,20 @@ class CudaDevice:
         return torch.zeros((rows, size), dtype=torch.uint8, device=self._device)
 
     def gather(self, gathers: Sequence[Gather], stream: Stream) -> None:
-        check_rows(gathers)
+        check_gathers(gathers)
         # Pinned, or the upload would wait for the device. torch keeps the memory until the copy has run.
-        pinned = torch.empty(sum(each.rows.size for each in gathers), dtype=torch.int64, pin_memory=True)
-        np.concatenate([each.rows for each in gathers], out=pinned.numpy())
+        flat = [row for each in gathers for row in each.rows]
+        pinned = torch.empty(len(flat), dtype=torch.int64, pin_memory=True)
+        pinned.numpy()[:] = flat
         with torch.cuda.stream(stream):
-            rows, start = pinned.to(self._device, non_blocking=True), 0
+            rows, begin = pinned.to(self._device, non_blocking=True), 0
             for each in gathers:
-                end = start + each.rows.size
-                gather_words(each.source, rows[start:end], each.target)
-                start = end
+                count = len(each.rows)
+                index = rows[begin : begin + count]
+                for lane in each.lanes:
+                    out = lane.target_words[each.start : each.start + count]
+                    torch.index_select(lane.source_words, 0, index, out=out)
+                begin += count
 
     def copy(self, copies: Sequence[Copies], stream: Stream) -> None:
         if not copies:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from s3kv.connector.strips import Copies, Gather, Strip
+from s3kv.connector.strips import Copies, Gather
 
 Stream = Any
 """`torch.cuda.Stream`, or a stand-in that the device made."""
@@ -116,21 +116,18 @@ def copy_on_host(copies: Sequence[Copies]) -> None:
             ctypes.memmove(target, source, size)
 
 
-def check_rows(gathers: Sequence[Gather]) -> None:
+def check_gathers(gathers: Sequence[Gather]) -> None:
     for each in gathers:
-        each.source.check(each.rows)
+        each.check()
 
 
 def gather_on_host(gathers: Sequence[Gather]) -> None:
-    check_rows(gathers)
+    """memmove row by row: torch's own gather into rows at a stride takes longer than the bytes."""
+    check_gathers(gathers)
     for each in gathers:
-        gather_words(each.source, torch.from_numpy(each.rows), each.target)
-
-
-def gather_words(source: Strip, rows: torch.Tensor, target: Strip) -> None:
-    """By index, in the widest element type that both strips allow; bytes one by one would cost a thread each."""
-    width = min(source.alignment(), target.alignment())
-    torch.index_select(source.words(width), 0, rows, out=target.words(width))
+        for source, target in ((lane.source, lane.target) for lane in each.lanes):
+            for place, row in enumerate(each.rows, each.start):
+                ctypes.memmove(target.base + target.stride * place, source.base + source.stride * row, source.size)
 
 
 def device_for(device: torch.device) -> Device:

@@ -58,7 +58,8 @@ class Offered:
 class RequestState:
     """One request between its query and its end. `pages[g]`: page slots by block ordinal, as reported so far.
 
-    `prompt` is kept until the first report restates it, to see whether the chain made from it still holds.
+    `prompt` is kept until the first report restates it, to see whether the chain made from it still holds. `fresh`:
+    reported tokens that the chain has not been given yet; no block can be complete with them.
     """
 
     request_id: int
@@ -72,7 +73,7 @@ class RequestState:
     allocated: list[list[int]] = field(default_factory=list)
     pages: list[list[int]] = field(default_factory=list)
     priorities: dict[int, int] = field(default_factory=dict)
-    backlog: list[Any] = field(default_factory=list)
+    fresh: list[int] = field(default_factory=list)
     saved: int = 0
     next_end: int = NEVER
     reported: bool = False
@@ -109,17 +110,6 @@ def pages_by_group(data: Any) -> list[list[int]]:
     if isinstance(grouped, dict):
         grouped = [grouped[group] for group in sorted(grouped)]
     return grouped if grouped else [data.new_block_ids]
-
-
-def may_bring_pages(data: Any) -> bool:
-    """False for most reports of a decode: cheaper than reading them, and 32 of them come with every block."""
-    if data.new_block_ids:
-        return True
-    grouped = getattr(data, "new_block_ids_by_layer_group", None)
-    return isinstance(grouped, dict) or (grouped is not None and any(grouped))
-
-
-Report = Callable[[RequestState, Any, Step], None]
 
 
 class RequestTracker:
@@ -197,15 +187,24 @@ class RequestTracker:
         for data in new_requests:
             state = self._states.get(data.request_id)
             if state is not None:
-                self._guarded(self._first_report, state, data, step)
+                self._new_report(state, data, step)
         saving = self._saving
+        no_pages: list[list[int]] = [[]] * self._groups
         for data in cached_requests:
-            # 256 of these in 150 µs (benchmarks/bench_engine.py): nothing is looked at until a block can be complete.
+            # 256 of these in 150 µs (benchmarks/bench_engine.py). A report is read at once, while it is in the caches:
+            # kept until its block is complete it would come from memory, at several times the cost.
             state = saving.get(data.request_id)
-            if state is not None:
-                state.backlog.append(data)
+            if state is None:
+                continue
+            try:
+                state.fresh += data.new_tokens
+                grouped = getattr(data, "new_block_ids_by_layer_group", None)
+                if grouped != no_pages and (grouped or data.new_block_ids):
+                    self._append_pages(state, data)
                 if data.computed_position + data.num_scheduled_tokens >= state.next_end:
-                    self._guarded(self._later_report, state, data, step)
+                    self._later_report(state, data, step)
+            except Exception as error:
+                self._give_up(state, error)
         return step
 
     def take_dropped(self) -> tuple[int, ...]:
@@ -231,13 +230,11 @@ class RequestTracker:
         self._dropped.append(request_id)
         return Ending(hold=offered.parked and not state.reported, tip=tip)
 
-    def _guarded(
-        self, report: Callable[[RequestState, Any, Step], None], state: RequestState, data: Any, step: Step
-    ) -> None:
+    def _new_report(self, state: RequestState, data: Any, step: Step) -> None:
         offered = state.offered
         promised = offered is not None and not offered.parked and not offered.handed
         try:
-            report(state, data, step)
+            self._first_report(state, data, step)
         except PromiseBroken:
             raise
         except Exception as error:
@@ -245,8 +242,11 @@ class RequestTracker:
                 raise PromiseBroken(
                     f"the load that was offered for request {state.request_id} cannot be planned: {error}"
                 ) from error
-            self._troubles.log(f"report.{type(error).__name__}", error)
-            self._saving.pop(state.request_id, None)
+            self._give_up(state, error)
+
+    def _give_up(self, state: RequestState, error: Exception) -> None:
+        self._troubles.log(f"report.{type(error).__name__}", error)
+        self._saving.pop(state.request_id, None)
 
     def _hand_parked(self, step: Step) -> None:
         waiting, self._to_park = self._to_park, []
@@ -281,7 +281,7 @@ class RequestTracker:
         state.salt = salt if unseen_salt else state.salt
         state.reported = True
         state.prompt, state.prompt_length = [], len(tokens)
-        state.backlog.clear()
+        state.fresh = []
         state.priorities.clear()
         state.pages = [[] for _ in range(self._groups)]
         self._append_pages(state, data)
@@ -310,10 +310,7 @@ class RequestTracker:
         return Load(state.request_id, offered.lease, offered.epoch, slots, tuple(chosen), skip)
 
     def _later_report(self, state: RequestState, data: Any, step: Step) -> None:
-        fresh = [token for report in state.backlog for token in report.new_tokens]
-        for report in filter(may_bring_pages, state.backlog):
-            self._append_pages(state, report)
-        state.backlog.clear()
+        fresh, state.fresh = state.fresh, []
         state.chain.extend(fresh)
         self._proof.see_growth(state.chain.tokens, len(state.pages[0]))
         self._collect_saves(state, int(data.computed_position), 0, int(data.num_scheduled_tokens), step)
@@ -335,22 +332,27 @@ class RequestTracker:
         limit = NEVER if self._save_generated else state.prompt_length // self._block
         complete = min(complete, limit)
         if complete > state.saved and self._proof.holds:
-            step.saves.extend(self._runs(state, complete))
+            step.saves += self._runs(state, complete)
         state.saved = max(state.saved, complete)
         state.next_end = (state.saved + 1) * self._block
         if state.saved >= limit or self._proof.broken:
             self._saving.pop(state.request_id, None)
 
-    def _runs(self, state: RequestState, complete: int) -> Iterable[Save]:
+    def _runs(self, state: RequestState, complete: int) -> list[Save]:
         """Blocks `[saved, complete)` that have a page in every group and the priority to be kept, as runs."""
         start = state.saved
-        for block in range(state.saved, complete + 1):
+        if not state.priorities and all([min(group[start:complete]) >= 0 for group in state.pages]):
+            state.any_saved = True
+            return [_save(state, start, complete)]
+        runs = []
+        for block in range(start, complete + 1):
             if block < complete and self._wanted(state, block):
                 continue
             if block > start:
                 state.any_saved = True
-                yield _save(state, start, block)
+                runs.append(_save(state, start, block))
             start = block + 1
+        return runs
 
     def _wanted(self, state: RequestState, block: int) -> bool:
         if state.priorities and state.priorities.get(block, self._min_priority) < self._min_priority:
@@ -360,7 +362,7 @@ class RequestTracker:
 
 def _save(state: RequestState, start: int, end: int) -> Save:
     hashes = state.chain.hashes
-    pages: Pages = tuple(tuple(group[start:end]) for group in state.pages)
+    pages: Pages = tuple([tuple(group[start:end]) for group in state.pages])
     return Save(hashes[start - 1] if start else ROOT, start, tuple(hashes[start:end]), pages)
 
 

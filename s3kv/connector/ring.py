@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from s3kv.connector.device import Device
 from s3kv.connector.layout import PagedCache, Place, places
-from s3kv.connector.strips import Strip
+from s3kv.connector.strips import Lane, Strip
 from s3kv.identity import NamespaceSpec
 
 _PART_ALIGNMENT = 256
@@ -63,6 +63,7 @@ class SnapshotRing:
         self.layout = layout
         self.rows = rows
         self._strip = Strip.of(device.zeros(rows, layout.row_bytes))
+        self.lanes = self._lanes()
         self._taken = 0  # written by the executor's thread
         self._freed = 0  # written by the saver's thread
 
@@ -83,9 +84,13 @@ class SnapshotRing:
         """In the order in which they were taken."""
         self._freed = rows.mark
 
-    def window(self, start: int, count: int, offset: int, size: int) -> Strip:
-        """Bytes `[offset, offset + size)` of rows `[start, start + count)`."""
-        return Strip.of(self._strip.view[start : start + count, offset : offset + size])
+    def _lanes(self) -> list[tuple[int, list[Lane]]]:
+        """By layer group: from its regions to their columns of the ring."""
+        by_group: dict[int, list[Lane]] = {}
+        for place, offset in self.layout.places:
+            column = self._strip.narrow(offset, place.region.size)
+            by_group.setdefault(place.group, []).append(Lane.of(place.region.strip, column))
+        return sorted(by_group.items())
 
     def column(self, part: RowPart) -> Strip:
         """One part's bytes of every row."""

@@ -46,6 +46,11 @@ class _Written:
     commits: list[tuple[int, Reservation, list[int]]] = field(default_factory=list)
 
 
+_Job = Snapshot | threading.Event | None
+"""None ends the thread; an event is set once everything before it is done."""
+_Jobs = tuple[_Job, ...]
+
+
 class Saver:
     """`snapshot` is for the executor's thread; everything else happens in a thread of its own."""
 
@@ -55,7 +60,8 @@ class Saver:
         self._arenas = arenas
         self._ring = ring
         self._troubles = troubles
-        self._jobs: queue.SimpleQueue[Snapshot | threading.Event | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_Jobs] = queue.SimpleQueue()
+        self._begun: deque[_Job] = deque()  # the saver's thread's own
         self._thread = threading.Thread(target=self._run, name="s3kv-saver", daemon=True)
         self._thread.start()
 
@@ -66,17 +72,17 @@ class Saver:
             return
         self._device.gather([gather for run in _runs(taken) for gather in self._gathers(run)], stream)
         gathered = self._device.record(stream)
-        for save, first, rows in taken:
-            self._jobs.put(Snapshot(save, first, rows, gathered))
+        # One put a pass: each wakes the helper thread, which costs this one more than a snapshot does.
+        self._jobs.put(tuple([Snapshot(save, first, rows, gathered) for save, first, rows in taken]))
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until every snapshot taken before has been copied or dropped. For shutdown and tests."""
         reached = threading.Event()
-        self._jobs.put(reached)
+        self._jobs.put((reached,))
         return reached.wait(timeout_s)
 
     def close(self, timeout_s: float) -> None:
-        self._jobs.put(None)
+        self._jobs.put((None,))
         self._thread.join(timeout_s)
 
     def _take(self, save: Save) -> Iterator[_Piece]:
@@ -90,15 +96,10 @@ class Saver:
             first += rows.count
 
     def _gathers(self, run: list[_Piece]) -> Iterator[Gather]:
-        """Pieces that lie side by side in the ring are one gather a region: an enqueueing costs as much as its rows."""
-        start, end = run[0][2].start, run[-1][2].start + run[-1][2].count
-        pages = [
-            numbers([page for save, first, rows in run for page in save.pages[group][first : first + rows.count]])
-            for group in range(len(run[0][0].pages))
-        ]
-        for place, offset in self._ring.layout.places:
-            target = self._ring.window(start, end - start, offset, place.region.size)
-            yield Gather(place.region.strip, pages[place.group], target)
+        """Pieces that lie side by side in the ring are gathered together: enqueueing costs as much as its rows."""
+        for group, lanes in self._ring.lanes:
+            pages = [page for save, first, rows in run for page in save.pages[group][first : first + rows.count]]
+            yield Gather(lanes, pages, run[0][2].start)
 
     def _run(self) -> None:
         self._device.adopt()
@@ -123,16 +124,22 @@ class Saver:
             self._troubles.log("save_write", error)
             return _Written(job.rows, job.gathered)
 
-    def _next(self, under_way: deque[_Written]) -> Snapshot | threading.Event | None:
+    def _next(self, under_way: deque[_Written]) -> _Job:
         """The next job; with none there yet, complete what is under way before sleeping."""
         if len(under_way) > 1:
             self._complete(under_way.popleft())
         while under_way:
             try:
-                return self._jobs.get_nowait()
+                return self._get(block=False)
             except queue.Empty:
                 self._complete(under_way.popleft())
-        return self._jobs.get()
+        return self._get(block=True)
+
+    def _get(self, *, block: bool) -> _Job:
+        """Raises queue.Empty."""
+        if not self._begun:
+            self._begun.extend(self._jobs.get(block))
+        return self._begun.popleft()
 
     def _write(self, job: Snapshot, stream: Stream) -> _Written:
         """Reserve and enqueue the copies. A part that cannot be copied is abandoned and counted."""

@@ -1,7 +1,7 @@
 """Memory that repeats: rows of bytes, at a stride, in a page pool, in the ring or in an arena.
 
-Invariant kept here: a row number becomes an address only through `Strip.addresses`, which refuses what is outside
-`[0, rows)`. -1 is a valid subscript in Python and in torch, and would be the pool's last page: another request's.
+Invariant kept here: row numbers become addresses or indices only once they are known to be in `[0, rows)`. -1 is a
+valid subscript in Python and in torch, and would be the pool's last page: another request's.
 """
 
 from __future__ import annotations
@@ -46,8 +46,12 @@ class Strip:
         return self.base + self.stride * rows
 
     def check(self, rows: Numbers) -> None:
-        if rows.size and not (rows.min() >= 0 and rows.max() < self.rows):
-            raise IndexError(f"rows {rows.min()} to {rows.max()} are not all in [0, {self.rows})")
+        if rows.size:
+            self.check_bounds(int(rows.min()), int(rows.max()))
+
+    def check_bounds(self, low: int, high: int) -> None:
+        if low < 0 or high >= self.rows:
+            raise IndexError(f"rows {low} to {high} are not all in [0, {self.rows})")
 
     def alignment(self) -> int:
         """The widest of 16, 8, 4, 2, 1 bytes that divides every row's address and size."""
@@ -70,12 +74,40 @@ class Copies:
 
 
 @dataclass(frozen=True)
-class Gather:
-    """Row `rows[i]` of `source` goes to row i of `target`; both strips have one row size."""
+class Lane:
+    """From rows of one strip to rows of another of one size, in the widest element type that both strips allow.
+
+    The views are made once: each costs torch microseconds, and a gather happens on the executor's thread. By elements
+    of `width` bytes, since bytes one by one would cost a GPU a thread each.
+    """
 
     source: Strip
-    rows: Numbers
     target: Strip
+    source_words: torch.Tensor
+    target_words: torch.Tensor
+
+    @classmethod
+    def of(cls, source: Strip, target: Strip) -> Lane:
+        width = min(source.alignment(), target.alignment())
+        return cls(source, target, source.words(width), target.words(width))
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """Row `rows[i]` of each lane's source goes to row `start + i` of its target."""
+
+    lanes: Sequence[Lane]
+    rows: list[int]
+    start: int
+
+    def check(self) -> None:
+        """Raises IndexError when a row is outside a strip."""
+        if not self.rows:
+            return
+        low, high = min(self.rows), max(self.rows)
+        for lane in self.lanes:
+            lane.source.check_bounds(low, high)
+            lane.target.check_bounds(self.start, self.start + len(self.rows) - 1)
 
 
 def numbers(values: Sequence[int]) -> Numbers:

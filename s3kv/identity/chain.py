@@ -119,9 +119,13 @@ class Chain:
         return blocks
 
     def _append(self, tokens: array[int], blocks: int) -> None:
-        """A third faster than a plain loop: `update` answers None, so the filter lets every piece through once it is
-        hashed."""
+        """For many blocks a third faster than a plain loop: `update` answers None, so the filter lets every piece
+        through once it is hashed. A single block, as decoding completes them, is better off without numpy."""
         update, current = self._state.update, self._state.digest
+        if blocks == 1 and not self._media:
+            update(memoryview(tokens)[: self.tokens_per_block])
+            self.hashes.append(current())
+            return
         pieces: Iterable[bytes] = np.frombuffer(tokens, self._block, blocks).tolist()
         if self._media:
             pieces = self._with_media(pieces)

@@ -11,6 +11,9 @@ from typing import Any
 
 from s3kv.sim.config import ConnectorConfig, SimConfig
 
+_DTYPE_NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "fp8"}
+"""torch's name of a KV type to the one in `kv_cache_config.dtype`."""
+
 
 def make_llm_args(config: SimConfig, connector: ConnectorConfig, rank: int) -> SimpleNamespace:
     """The arguments as one rank sees them, with `config.llm_args` applied (dotted names to values)."""
@@ -67,7 +70,7 @@ def _kv_cache_config(config: SimConfig) -> SimpleNamespace:
         enable_partial_reuse=config.partial_reuse,
         copy_on_partial_reuse=True,
         tokens_per_block=config.tokens_per_block,
-        dtype={"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}[config.kv_dtype],
+        dtype=_DTYPE_NAMES[config.kv_dtype],
         max_attention_window=limited if any(windows) else None,
         max_tokens=config.num_pages * config.tokens_per_block,
         free_gpu_memory_fraction=0.9,

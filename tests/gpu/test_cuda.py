@@ -63,8 +63,23 @@ def generate(setup: SimConfig, connector: dict[str, str] | None, requests: list[
         {"manager": "v2", "windows": FULL, "layer_hooks": "never", "overlap": True, "padding_bytes": 64},
         {"manager": "v2", "windows": MIXED, "shape": {"block_scales": True, "wide_layers": (1,)}, "poison": "garbage"},
         {"manager": "v2", "windows": MIXED, "shape": {"latent_layers": (0, 2), "index_dim": 16}},
+        {"manager": "v1", "windows": FULL, "kv_dtype": "float8_e4m3fn"},
+        {"manager": "v2", "windows": MIXED, "kv_dtype": "float8_e4m3fn", "chunk_tokens": 64, "overlap": True},
+        {"manager": "v2", "windows": MIXED, "kv_dtype": "float8_e4m3fn", "shape": {"block_scales": True}},
     ],
-    ids=["v1", "v1 chunked overlap", "v2", "v2 chunked overlap", "window", "graph", "scales", "latent"],
+    ids=[
+        "v1",
+        "v1 chunked overlap",
+        "v2",
+        "v2 chunked overlap",
+        "window",
+        "graph",
+        "scales",
+        "latent",
+        "v1 fp8",
+        "v2 fp8",
+        "fp8 scales",
+    ],
 )
 def test_tokens_on_the_device_equal_those_without_a_connector(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], connector: dict[str, str]

@@ -56,7 +56,7 @@ def test_how_the_runtime_works_does_not_change_tokens(changes: dict[str, Any]) -
         ModelShape(latent_layers=(1, 2)),
     ],
 )
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn"])
 def test_every_kind_of_layer_gives_the_same_tokens_in_chunks(shape: ModelShape, dtype: str) -> None:
     config = replace(PLAIN, model=shape, kv_dtype=dtype)
     same(run(config, PROMPT), run(replace(config, chunk_tokens=16, overlap=True), PROMPT))

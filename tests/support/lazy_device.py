@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from s3kv.connector.device import check_rows, copy_on_host, gather_on_host
+from s3kv.connector.device import check_gathers, copy_on_host, gather_on_host
 from s3kv.connector.strips import Copies, Gather
 
 
@@ -88,7 +88,7 @@ class LazyDevice:
         return torch.zeros((rows, size), dtype=torch.uint8)
 
     def gather(self, gathers: Sequence[Gather], stream: LazyStream) -> None:
-        check_rows(gathers)
+        check_gathers(gathers)
         self.enqueue(stream, lambda: gather_on_host(gathers))
 
     def copy(self, copies: Sequence[Copies], stream: LazyStream) -> None:
