@@ -2,8 +2,9 @@
 
 The real connector, clients and agent process; only the runtime is the simulated one's. Pages are on the CPU, where a
 snapshot copies at once, and small, because on a GPU those bytes are not the thread's work: there it launches a kernel
-(benchmarks/gpu/calls.py runs the same there). Between iterations the thread sleeps for a pass of 10 ms, as an executor
-waits for its device: the helper threads work then, and the caches go cold.
+(benchmarks/gpu/calls.py runs the same there). Before `wait_for_save` the thread enqueues what an executor does in its
+place: some small operations of torch. After it the thread sleeps for a pass of 10 ms, as an executor waits for its
+device: the helper threads work then, and the caches go cold.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from s3kv.sim.shape import ModelShape
 
 REQUESTS, BLOCK, PROMPT = 256, 32, 64
 PASS_S = 0.01
+FORWARD_OPERATIONS = 20
 SHAPE = ModelShape(num_layers=2, hidden=8, num_heads=2, num_kv_heads=1, head_dim=4, mlp=8)
 """Two layer groups with pages of 1 KiB."""
 
@@ -64,9 +66,8 @@ def measure(options: Options) -> Report:
 def both(device: str, steps: int) -> tuple[dict[str, Series], dict[str, Series]]:
     """Each callback's series over `steps` iterations, none completing a block and 8 doing so. On "cuda" too."""
     with engine_halves(torch.device(device)) as (scheduler, worker):
-        stream = torch.cuda.current_stream() if device == "cuda" else None
-        idle = _Batch(scheduler, worker, stream, first_id=1, staggered=False).run(steps)
-        busy = _Batch(scheduler, worker, stream, first_id=10_000, staggered=True).run(steps)
+        idle = _Batch(scheduler, worker, device, first_id=1, staggered=False).run(steps)
+        busy = _Batch(scheduler, worker, device, first_id=10_000, staggered=True).run(steps)
     return idle, busy
 
 
@@ -88,7 +89,7 @@ def _note(series: Series, work: Any) -> Any:
 
 @contextmanager
 def engine_halves(device: torch.device) -> Iterator[tuple[Any, Any]]:
-    """A scheduler and a worker of one rank, with an agent."""
+    """A scheduler and a worker of one rank whose pages are on `device`, with an agent."""
     sections: dict[str, dict[str, Any]] = {
         "tier": {"capacity_bytes": 1 << 29},
         "upload": {"enabled": False},
@@ -123,8 +124,10 @@ class _Batch:
     which is left out.
     """
 
-    def __init__(self, scheduler: Any, worker: Any, stream: Any, *, first_id: int, staggered: bool) -> None:
-        self._scheduler, self._worker, self._stream = scheduler, worker, stream
+    def __init__(self, scheduler: Any, worker: Any, device: str, *, first_id: int, staggered: bool) -> None:
+        self._scheduler, self._worker = scheduler, worker
+        self._stream = torch.cuda.current_stream() if device == "cuda" else None
+        self._state = torch.zeros(64, device=device)
         self._staggered = staggered
         rng = random.Random(first_id)
         lengths = [PROMPT + (number % BLOCK if staggered else 0) for number in range(REQUESTS)]
@@ -153,6 +156,8 @@ class _Batch:
         scheduler, worker = self._scheduler, self._worker
         meta = _note(series["build_connector_meta"], lambda: scheduler.build_connector_meta(output))
         _note(series["bind"], lambda: (worker.bind_connector_meta(meta), worker.start_load_kv(self._stream)))
+        for _ in range(FORWARD_OPERATIONS):
+            self._state = self._state * 0.5 + 1
         _note(series["wait_for_save"], lambda: worker.wait_for_save(self._stream))
         time.sleep(PASS_S)
         _note(series["get_finished"], lambda: worker.get_finished([], []))

@@ -56,6 +56,7 @@ def run(rng: random.Random) -> dict[str, Any]:
         slots = Strip.of(host.view(-1, page))
         pages, places = numbers(rng.sample(range(2 * count), count)), numbers(rng.sample(range(slots.rows), count))
         gather = [Gather([Lane.of(Strip.of(pool), Strip.of(ring))], pages.tolist(), 0)]
+        scratch = device.scratch(count)
         save = [Copies(slots, places, Strip.of(ring), numbers(range(count)))]
         load = [Copies(Strip.of(pool), pages, slots, places)]
 
@@ -70,8 +71,12 @@ def run(rng: random.Random) -> dict[str, Any]:
         in_limit = median_gbs(lambda: one_large(False), stream, TOTAL)
         saved = median_gbs(lambda save=save: device.copy(save, stream), stream, TOTAL)  # type: ignore[misc]
         loaded = median_gbs(lambda load=load: device.copy(load, stream), stream, TOTAL)  # type: ignore[misc]
-        gathered = median_gbs(lambda gather=gather: device.gather(gather, stream), stream, TOTAL)  # type: ignore[misc]
-        device.gather(gather, stream)
+        gathered = median_gbs(
+            lambda gather=gather, scratch=scratch: device.gather(gather, stream, scratch, 0),  # type: ignore[misc]
+            stream,
+            TOTAL,
+        )
+        device.gather(gather, stream, scratch, 0)
         device.copy(save, stream)
         before = pool[torch.as_tensor(pages).cuda()].clone()
         torch.cuda.synchronize()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -59,21 +60,29 @@ class CudaDevice:
     def zeros(self, rows: int, size: int) -> torch.Tensor:
         return torch.zeros((rows, size), dtype=torch.uint8, device=self._device)
 
-    def gather(self, gathers: Sequence[Gather], stream: Stream) -> None:
+    def scratch(self, count: int) -> _Scratch:
+        return _Scratch(count, self._device)
+
+    def gather(self, gathers: Sequence[Gather], stream: Stream, scratch: _Scratch, at: int) -> None:
         check_gathers(gathers)
-        # Pinned, or the upload would wait for the device. torch keeps the memory until the copy has run.
-        flat = [row for each in gathers for row in each.rows]
-        pinned = torch.empty(len(flat), dtype=torch.int64, pin_memory=True)
-        pinned.numpy()[:] = flat
-        with torch.cuda.stream(stream):
-            rows, begin = pinned.to(self._device, non_blocking=True), 0
+        rows = [row for each in gathers for row in each.rows]
+        scratch.numbers[at : at + len(rows)] = rows
+        with self._on(stream):
+            numbers, begin = scratch.upload(at, len(rows)), 0
             for each in gathers:
                 count = len(each.rows)
-                index = rows[begin : begin + count]
+                index = numbers[begin : begin + count]
                 for lane in each.lanes:
                     out = lane.target_words[each.start : each.start + count]
                     torch.index_select(lane.source_words, 0, index, out=out)
                 begin += count
+
+    def _on(self, stream: Stream) -> AbstractContextManager[None]:
+        """Changing torch's current stream there and back costs as much as the gather: mostly it is the current one."""
+        if torch._C._cuda_getCurrentRawStream(self._device.index) == stream.cuda_stream:
+            return nullcontext()
+        chosen: AbstractContextManager[None] = torch.cuda.stream(stream)
+        return chosen
 
     def copy(self, copies: Sequence[Copies], stream: Stream) -> None:
         if not copies:
@@ -97,6 +106,24 @@ class CudaDevice:
 
     def unpin(self, address: int) -> None:
         _cudart().cudaHostUnregister(address)
+
+
+class _Scratch:
+    """Row numbers on the host, pinned, or their upload would wait for the device; and their place on the device.
+
+    Kept, because a fresh pinned tensor and its upload cost the executor's thread 0.2 ms after a pause (an H200's host).
+    """
+
+    def __init__(self, count: int, device: torch.device) -> None:
+        self._pinned = torch.zeros(count, dtype=torch.int64, pin_memory=True)
+        self._uploaded = torch.zeros(count, dtype=torch.int64, device=device)
+        self.numbers = self._pinned.numpy()
+
+    def upload(self, at: int, count: int) -> torch.Tensor:
+        """On torch's current stream."""
+        uploaded = self._uploaded[at : at + count]
+        uploaded.copy_(self._pinned[at : at + count], non_blocking=True)
+        return uploaded
 
 
 Addresses = tuple[Numbers, Numbers, Numbers]

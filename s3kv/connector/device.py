@@ -17,6 +17,8 @@ from s3kv.connector.strips import Copies, Gather
 
 Stream = Any
 """`torch.cuda.Stream`, or a stand-in that the device made."""
+Scratch = Any
+"""What `Device.scratch` made."""
 
 
 class Event(Protocol):
@@ -47,8 +49,14 @@ class Device(Protocol):
     def zeros(self, rows: int, size: int) -> torch.Tensor:
         """uint8 `[rows, size]`."""
 
-    def gather(self, gathers: Sequence[Gather], stream: Stream) -> None:
-        """Within the device, in stream order. Raises IndexError, with nothing enqueued, for a row out of bounds."""
+    def scratch(self, count: int) -> Scratch:
+        """Room for `count` row numbers on their way to the device."""
+
+    def gather(self, gathers: Sequence[Gather], stream: Stream, scratch: Scratch, at: int) -> None:
+        """Within the device, in stream order. Raises IndexError, with nothing enqueued, for a row out of bounds.
+
+        The numbers lie in `scratch` from `at` on, one after another, and must stay there until the gather has run.
+        """
 
     def copy(self, copies: Sequence[Copies], stream: Stream) -> None:
         """Between host and device, in stream order. Raises IndexError, with nothing copied, for a row out of bounds."""
@@ -92,7 +100,10 @@ class HostDevice:
     def zeros(self, rows: int, size: int) -> torch.Tensor:
         return torch.zeros((rows, size), dtype=torch.uint8)
 
-    def gather(self, gathers: Sequence[Gather], stream: Stream) -> None:
+    def scratch(self, count: int) -> Scratch:
+        return None
+
+    def gather(self, gathers: Sequence[Gather], stream: Stream, scratch: Scratch, at: int) -> None:
         gather_on_host(gathers)
 
     def copy(self, copies: Sequence[Copies], stream: Stream) -> None:

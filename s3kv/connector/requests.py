@@ -341,7 +341,7 @@ class RequestTracker:
     def _runs(self, state: RequestState, complete: int) -> list[Save]:
         """Blocks `[saved, complete)` that have a page in every group and the priority to be kept, as runs."""
         start = state.saved
-        if not state.priorities and all([min(group[start:complete]) >= 0 for group in state.pages]):
+        if not state.priorities and all(min(group[start:complete]) >= 0 for group in state.pages):
             state.any_saved = True
             return [_save(state, start, complete)]
         runs = []

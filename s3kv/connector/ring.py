@@ -10,11 +10,12 @@ each is written by one thread alone. A row holds one block's pages as the slots 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from s3kv.connector.device import Device
+from s3kv.connector.device import Device, Stream
 from s3kv.connector.layout import PagedCache, Place, places
-from s3kv.connector.strips import Lane, Strip
+from s3kv.connector.strips import Gather, Lane, Strip
 from s3kv.identity import NamespaceSpec
 
 _PART_ALIGNMENT = 256
@@ -62,8 +63,10 @@ class SnapshotRing:
     def __init__(self, device: Device, layout: RowLayout, rows: int) -> None:
         self.layout = layout
         self.rows = rows
+        self._device = device
         self._strip = Strip.of(device.zeros(rows, layout.row_bytes))
-        self.lanes = self._lanes()
+        self._by_group = self._lanes_by_group()
+        self._scratch = device.scratch(rows * len(self._by_group))
         self._taken = 0  # written by the executor's thread
         self._freed = 0  # written by the saver's thread
 
@@ -84,7 +87,15 @@ class SnapshotRing:
         """In the order in which they were taken."""
         self._freed = rows.mark
 
-    def _lanes(self) -> list[tuple[int, list[Lane]]]:
+    def gather(self, start: int, pages: Sequence[Sequence[int]], stream: Stream) -> None:
+        """Enqueue: `pages[g][i]` of every group goes to row `start + i`.
+
+        Row numbers wait for their upload in a place that belongs to the rows, so it is free again when the rows are.
+        """
+        gathers = [Gather(lanes, list(pages[group]), start) for group, lanes in self._by_group]
+        self._device.gather(gathers, stream, self._scratch, start * len(self._by_group))
+
+    def _lanes_by_group(self) -> list[tuple[int, list[Lane]]]:
         """By layer group: from its regions to their columns of the ring."""
         by_group: dict[int, list[Lane]] = {}
         for place, offset in self.layout.places:

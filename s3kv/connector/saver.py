@@ -20,17 +20,18 @@ from s3kv.connector.guard import Troubles
 from s3kv.connector.metadata import Save
 from s3kv.connector.ports import Worker
 from s3kv.connector.ring import RowPart, Rows, SnapshotRing
-from s3kv.connector.strips import Copies, Gather, numbers
+from s3kv.connector.strips import Copies, numbers
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Blocks `[first, first + rows.count)` of `save` lie in `rows` once `gathered` has happened."""
+    """Blocks `[first, first + rows.count)` of `save` lie in `rows` once `gathered` has happened, or are `lost`."""
 
     save: Save
     first: int
     rows: Rows
     gathered: Event
+    lost: bool
 
 
 _Piece = tuple[Save, int, Rows]
@@ -70,10 +71,15 @@ class Saver:
         taken = [piece for save in saves for piece in self._take(save)]
         if not taken:
             return
-        self._device.gather([gather for run in _runs(taken) for gather in self._gathers(run)], stream)
-        gathered = self._device.record(stream)
-        # One put a pass: each wakes the helper thread, which costs this one more than a snapshot does.
-        self._jobs.put(tuple([Snapshot(save, first, rows, gathered) for save, first, rows in taken]))
+        lost = True
+        try:
+            for run in _runs(taken):
+                self._ring.gather(run[0][2].start, _pages(run), stream)
+            lost = False
+        finally:
+            gathered = self._device.record(stream)
+            # One put a pass: each wakes the helper thread, which costs this one more than a snapshot does.
+            self._jobs.put(tuple([Snapshot(save, first, rows, gathered, lost) for save, first, rows in taken]))
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until every snapshot taken before has been copied or dropped. For shutdown and tests."""
@@ -95,12 +101,6 @@ class Saver:
             yield save, first, rows
             first += rows.count
 
-    def _gathers(self, run: list[_Piece]) -> Iterator[Gather]:
-        """Pieces that lie side by side in the ring are gathered together: enqueueing costs as much as its rows."""
-        for group, lanes in self._ring.lanes:
-            pages = [page for save, first, rows in run for page in save.pages[group][first : first + rows.count]]
-            yield Gather(lanes, pages, run[0][2].start)
-
     def _run(self) -> None:
         self._device.adopt()
         stream = self._device.new_stream()
@@ -119,7 +119,7 @@ class Saver:
     def _try_to_write(self, job: Snapshot, stream: Stream) -> _Written:
         """Whatever goes wrong costs this snapshot alone: the thread serves the engine to its end."""
         try:
-            return self._write(job, stream)
+            return self._write(job, stream) if not job.lost else _Written(job.rows, job.gathered)
         except Exception as error:
             self._troubles.log("save_write", error)
             return _Written(job.rows, job.gathered)
@@ -186,6 +186,14 @@ class Saver:
             # when this process, which cannot go on either, has ended.
             self._troubles.log("save_complete", error)
         self._ring.give_back(written.rows)
+
+
+def _pages(run: list[_Piece]) -> list[list[int]]:
+    """By group, the pages of all its blocks. One gather for all: enqueueing one costs as much as its rows."""
+    return [
+        [page for save, first, rows in run for page in save.pages[group][first : first + rows.count]]
+        for group in range(len(run[0][0].pages))
+    ]
 
 
 def _runs(taken: list[_Piece]) -> list[list[_Piece]]:

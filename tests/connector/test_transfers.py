@@ -190,6 +190,34 @@ def test_full_ring_drops_and_counts(rig: Rig) -> None:
     assert rig.troubles["save_ring_full"] == 6
 
 
+def test_a_pass_whose_pages_cannot_be_gathered_is_lost_alone(rig: Rig) -> None:
+    """Its rows come back, however many such passes there are, and none of its blocks is stored."""
+    for _ in range(5):
+        with pytest.raises(IndexError):
+            rig.save([A, B], [3, 8])
+        rig.drain()
+    assert rig.agent.blocks_saved() == {}
+    rig.fill(3, 11)
+    rig.save([C], [3])
+    rig.drain()
+    assert rig.stored(C) == {11}
+    assert rig.troubles["save_ring_full"] == 0
+
+
+def test_page_numbers_of_a_pass_outlive_the_enqueueing_of_the_next_ones() -> None:
+    """Two layer groups, and nothing has run on the device before all passes are enqueued."""
+    rig = Rig(groups=2, ring_blocks=8)
+    for number in range(8):
+        rig.fill(number, number + 1)
+        rig.fill(7 - number, 100 + number, group=1)
+        rig.save([bytes([number]) * 16], [number], [7 - number])
+    rig.device.run_forward()
+    rig.drain()
+    assert [rig.stored(bytes([number]) * 16) for number in range(8)] == [{number + 1} for number in range(8)]
+    assert [rig.stored(bytes([number]) * 16, 1) for number in range(8)] == [{100 + number} for number in range(8)]
+    rig.transfers.close()
+
+
 def test_ring_rows_are_reused_in_order() -> None:
     """Many small saves through a ring of three rows: none is lost, none overwrites another."""
     rig = Rig(ring_blocks=3)

@@ -87,9 +87,23 @@ class LazyDevice:
     def zeros(self, rows: int, size: int) -> torch.Tensor:
         return torch.zeros((rows, size), dtype=torch.uint8)
 
-    def gather(self, gathers: Sequence[Gather], stream: LazyStream) -> None:
+    def scratch(self, count: int) -> list[int]:
+        return [-1] * count
+
+    def gather(self, gathers: Sequence[Gather], stream: LazyStream, scratch: list[int], at: int) -> None:
+        """The rows are those that the scratch holds when the gather runs."""
         check_gathers(gathers)
-        self.enqueue(stream, lambda: gather_on_host(gathers))
+        rows = [row for each in gathers for row in each.rows]
+        scratch[at : at + len(rows)] = rows
+
+        def run() -> None:
+            begin = at
+            for each in gathers:
+                end = begin + len(each.rows)
+                gather_on_host([Gather(each.lanes, scratch[begin:end], each.start)])
+                begin = end
+
+        self.enqueue(stream, run)
 
     def copy(self, copies: Sequence[Copies], stream: LazyStream) -> None:
         if self.failing_copies:
