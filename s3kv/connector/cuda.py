@@ -71,9 +71,9 @@ class CudaDevice:
             numbers, begin = scratch.upload(at, len(rows)), 0
             for each in gathers:
                 count = len(each.rows)
-                index = numbers[begin : begin + count]
+                index = numbers.narrow(0, begin, count)
                 for lane in each.lanes:
-                    out = lane.target_words[each.start : each.start + count]
+                    out = lane.target_words.narrow(0, each.start, count)
                     torch.index_select(lane.source_words, 0, index, out=out)
                 begin += count
 
@@ -121,8 +121,8 @@ class _Scratch:
 
     def upload(self, at: int, count: int) -> torch.Tensor:
         """On torch's current stream."""
-        uploaded = self._uploaded[at : at + count]
-        uploaded.copy_(self._pinned[at : at + count], non_blocking=True)
+        uploaded = self._uploaded.narrow(0, at, count)
+        uploaded.copy_(self._pinned.narrow(0, at, count), non_blocking=True)
         return uploaded
 
 
