@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,9 +31,9 @@ def main(source: Path) -> None:
     IMAGES.mkdir(parents=True, exist_ok=True)
     note = f"{result['device']}, {result['date']}"
     _copies(result["copies"]["rows"], note)
-    _overhead(result["shape_8b"], note)
+    _overhead(result["shape_8b"], result["calls"], note)
     _first_token(result["shape_8b"]["first_token"], note)
-    _conversation(result["conversation"], result["shape_8b"]["first_token"], note)
+    _conversation(result["conversation"], note)
 
 
 def break_even(lengths: Sequence[int], computed: Sequence[float], loaded: Sequence[float]) -> float | None:
@@ -53,13 +52,6 @@ def break_even(lengths: Sequence[int], computed: Sequence[float], loaded: Sequen
             share = -gains[index - 1] / (gains[index] - gains[index - 1])
             return math.exp(places[index - 1] + share * (places[index] - places[index - 1]))
     return None
-
-
-def warm_prefill(rows: Sequence[Row]) -> tuple[float, float]:
-    """(a, b) of a × tokens + b × tokens² seconds through the first two computed prompts."""
-    (short, short_s), (long, long_s) = ((row["tokens"], row["computed_s"]) for row in rows[:2])
-    square = (long_s / long - short_s / short) / (long - short)
-    return short_s / short - square * short, square
 
 
 def _copies(rows: Sequence[Row], note: str) -> None:
@@ -84,24 +76,27 @@ def _copies(rows: Sequence[Row], note: str) -> None:
     _save(figure, "gpu-copies", f"Copies of 1 GiB between device and arena; {note}")
 
 
-def _overhead(shape: Row, note: str) -> None:
-    figure, (passes, decode, calls) = plt.subplots(1, 3, figsize=(9, 3.4), width_ratios=[1, 1, 1.5])
+_CALL_GOALS = {"build_connector_meta": 300, "wait_for_save": 100, "get_finished": 20}
+
+
+def _overhead(shape: Row, calls: Row, note: str) -> None:
+    figure, (passes, decode, thread) = plt.subplots(1, 3, figsize=(9, 3.4), width_ratios=[1, 1, 1.5])
     _pair(passes, shape["pass"], "pass of 8,192 tokens")
     _pair(decode, shape["decode"], "decode step, 64 sequences")
     for place, name in enumerate(("without", "with")):
         values = shape["decode"]["all_ms"][name]
         decode.plot([place] * len(values), values, "k_", ms=16, label="segments" if place else None)
     decode.legend(fontsize=7, loc="lower right")
-    names = ["start_load_kv", "wait_for_save", "get_finished"]
-    for offset, (side, label) in enumerate((("idle", "idle connector"), ("s3kv", "s3kv"))):
-        values = [shape["calls_us"][side][name] for name in names]
-        bars = calls.bar([x + 0.4 * offset for x in range(3)], values, 0.38, color=f"C{7 - 7 * offset}", label=label)
-        calls.bar_label(bars, fmt="%.1f", fontsize=8)
-    calls.set_xticks([x + 0.2 for x in range(3)], names, fontsize=8)
-    calls.set_ylabel("µs a call, median")
-    calls.set_ylim(0, 23)
-    calls.legend(fontsize=7, loc="upper left")
-    calls.set_title("executor's thread", fontsize=9)
+    for offset, kind in enumerate(("none completing", "8 completing")):
+        values = [calls[kind][name]["median_us"] for name in _CALL_GOALS]
+        bars = thread.bar([x + 0.4 * offset for x in range(3)], values, 0.38, color=f"C{7 - 7 * offset}", label=kind)
+        thread.bar_label(bars, fmt="%.0f", fontsize=8)
+    for x, goal in enumerate(_CALL_GOALS.values()):
+        thread.plot([x + 0.2, x + 0.6], [goal, goal], "r-", lw=1, label=None if x else "goal with 8 completing")
+    thread.set_xticks([x + 0.2 for x in range(3)], [name.replace("_", "_\n", 1) for name in _CALL_GOALS], fontsize=8)
+    thread.set_ylabel("µs a call, median")
+    thread.legend(fontsize=7, loc="upper right")
+    thread.set_title("executor's thread, 256 requests", fontsize=9)
     _save(figure, "gpu-overhead", f"With s3kv and with an idle connector; {note}")
 
 
@@ -159,40 +154,38 @@ def _place(found: float | None, lengths: Sequence[int]) -> str:
     return f"by {lengths[0] // KIB}k" if found <= lengths[0] else f"{found:,.0f} tokens"
 
 
-def _conversation(data: Row, prompts: Sequence[Row], note: str) -> None:
-    figure, axes = plt.subplots(figsize=(7.2, 4))
-    turns = range(data["turns"])
-    by_turn = [[row for row in data["rows"] if row["turn"] == turn] for turn in turns]
-    top = 0.42
-    for key, style, shift, label in (
-        ("computed_s", "C7", -0.1, "computed, each length for the first time"),
-        ("s3kv_s", "C0", 0.1, "s3kv, right after it"),
-    ):
-        for turn, rows in zip(turns, by_turn, strict=True):
-            axes.plot([turn + shift] * len(rows), [row[key] for row in rows], ".", color=style, alpha=0.4)
-            if high := [row[key] for row in rows if row[key] > top]:
-                axes.annotate(f"one at {high[0]:.2f} s ↑", (turn + shift, top), (0, -10), ha="center", **_SMALL)
-        medians = [statistics.median(row[key] for row in rows) for rows in by_turn]
-        axes.plot([turn + shift for turn in turns], medians, "-o", color=style, label=f"{label} (median)")
-        print(key, [round(each, 3) for each in medians])
-    linear, square = warm_prefill(prompts)
-    lengths = [statistics.median(row["tokens"] for row in rows) for rows in by_turn]
-    warm = [linear * length + square * length**2 for length in lengths]
-    print("warm prefill at the median length", [round(each, 3) for each in warm])
-    axes.plot(turns, warm, "k--", lw=1, label="estimate: computed with lengths seen before")
-    loaded = [statistics.median(row["loaded"] for row in rows) for rows in by_turn]
-    names = [
-        f"{turn}\n{length / 1e3:.1f}k\n{have / 1e3:.1f}k"
-        for turn, length, have in zip(turns, lengths, loaded, strict=True)
-    ]
-    axes.set_xticks(turns, names, fontsize=8)
-    axes.set_ylim(0, top)
-    axes.set_xlabel("turn / tokens of the prompt / of these loaded (medians); turn 0 loads nothing", fontsize=8)
+def _conversation(data: Row, note: str) -> None:
+    """Every turn but the first ones, by the length of its prompt."""
+    figure, (axes, total) = plt.subplots(1, 2, figsize=(9, 3.8), width_ratios=[2.2, 1])
+    later = [row for row in data["rows"] if row["turn"]]
+    lengths = [row["tokens"] / 1000 for row in later]
+    axes.plot(lengths, [row["computed_s"] for row in later], "k.", ms=7, label="computed")
+    sums = [sum(row["computed_s"] for row in later)]
+    for number, case in enumerate(data["cases"]):
+        seconds = [row["s3kv"][number]["s"] for row in later]
+        axes.plot(lengths, seconds, f"C{number}x", ms=5, mew=1.3, label=case["name"])
+        sums.append(sum(seconds))
+        print(f"{case['name']}: {sums[0] / sums[-1]:.2f} times faster in all, {case['faster']} of {len(later)} turns")
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xticks([2, 5, 10, 20, 50], ["2k", "5k", "10k", "20k", "50k"])
+    axes.set_yticks([0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5])
+    axes.yaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
+    axes.minorticks_off()
+    axes.set_xlabel("tokens of a turn's prompt")
     axes.set_ylabel("seconds to the first token")
     axes.legend(fontsize=7, loc="upper left")
+    names = [
+        "computed",
+        *(f"{case['bytes_per_s'] / 1e9:.0f} GB/s\n{case['wait_ms_per_1k_tokens']:.0f} ms" for case in data["cases"]),
+    ]
+    bars = total.bar(range(len(sums)), sums, color=["k", "C0", "C1", "C2"])
+    total.bar_label(bars, fmt="%.1f s", fontsize=8)
+    total.set_xticks(range(len(sums)), names, fontsize=8)
+    total.set_ylim(0, 1.1 * sums[0])
+    total.set_title(f"sum of the {len(later)} later turns", fontsize=9)
     share = data["tier_bytes"] / data["needed_bytes"]
-    network = _network(data)
-    _save(figure, "gpu-conversation", f"Conversations, tier {share:.0%} of what they need, bucket {network}; {note}")
+    _save(figure, "gpu-conversation", f"Turns of a chat service's trace, tier {share:.0%} of what they need; {note}")
 
 
 _SMALL: dict[str, Any] = {"textcoords": "offset points", "fontsize": 7}

@@ -2,8 +2,8 @@
 
 Facts: cudaMemcpyBatchAsync and cudaHostRegister in the CUDA Runtime API reference; cuda-python's runtime bindings.
 Measured on an H200: a batch costs 1.2 µs a page of CPU and reaches 53–55 GB/s, a loop of torch copies 12 µs a page.
-Of one large pinned copy in the same run (docs/gpu.md): saves 0.87 at 64 KiB pages, over 0.95 from 256 KiB; loads 0.94
-and over 0.97.
+Of one large pinned copy in the same run (docs/gpu.md): saves 0.86 to 0.90 at 64 KiB pages, over 0.94 from 256 KiB on;
+loads 0.85 to 0.94 and over 0.96.
 """
 
 from __future__ import annotations
