@@ -89,10 +89,11 @@ def read_frame(header: ChunkHeader, block_index: int, shard_index: int, data: Bu
     CorruptData unless `data` and `out` have the frame's lengths and the page its checksum; `out` is undefined then.
     """
     frame = header.frame(block_index, shard_index)
-    need(len(flat(data)) == frame.length, "frame has a wrong length")
-    need(len(flat(out)) == frame.raw_length, "page has a wrong length")
-    decode_block(data, frame.codec, header.element_size, out)
-    check_page(header, block_index, shard_index, out)
+    source, page = flat(data), flat(out)
+    need(len(source) == frame.length, "frame has a wrong length")
+    need(len(page) == frame.raw_length, "page has a wrong length")
+    decode_block(source, frame.codec, header.element_size, page)
+    need(checksum(page) == frame.checksum, "page has a wrong checksum")
 
 
 def check_page(header: ChunkHeader, block_index: int, shard_index: int, page: Buffer) -> None:

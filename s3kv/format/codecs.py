@@ -11,8 +11,9 @@ per plane: the plane's stored length in the low 63 bits, and in the top bit whet
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
-from struct import Struct
+from struct import Struct, unpack_from
 from typing import Any, Literal
 
 import numpy as np
@@ -26,8 +27,9 @@ from s3kv.format.wire import Buffer, flat, need
 
 _PLANE = Struct("<Q")
 _COMPRESSED = 1 << 63
+_LENGTH = _COMPRESSED - 1
 
-SAMPLE_BYTES = 16 << 10  # of each plane, from three places
+SAMPLE_SHARE, SAMPLE_MIN_BYTES = 32, 1024  # of a plane, from its middle
 PLANE_MIN_GAIN = 0.05  # of a plane: below this the time to decompress costs more than the bytes
 AUTO_MIN_GAIN = 0.10  # of a page: below this `auto` stores raw
 
@@ -39,7 +41,7 @@ ByteArray = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """How pages are to be stored. `auto`: zstd for pages that a sample says shrink by AUTO_MIN_GAIN, else raw."""
+    """How pages are to be stored. `auto`: zstd for pages that shrink by AUTO_MIN_GAIN, else raw."""
 
     name: Literal["raw", "zstd", "auto"] = "auto"
     level: int = 1
@@ -56,15 +58,9 @@ def encode_block(raw: Buffer, codec: Codec, element_size: int) -> tuple[int, lis
     view = flat(raw)
     if codec.name == "raw" or not view or len(view) % element_size:
         return CODEC_RAW, [view]
-    elements = np.frombuffer(view, np.uint8).reshape(-1, element_size)
-    gains = [_sample_gain(elements[:, plane], codec.level) for plane in range(element_size)]
-    wanted = [gain >= PLANE_MIN_GAIN for gain in gains]
-    if codec.name == "auto" and sum(gains) / element_size < AUTO_MIN_GAIN:
-        return CODEC_RAW, [view]
-    if not any(wanted):
-        return CODEC_RAW, [view]
-    buffers = _encode_planes(elements, wanted, codec.level)
-    if sum(map(len, buffers)) >= len(view):
+    buffers = _encode_planes(np.frombuffer(view, np.uint8).reshape(-1, element_size), codec.level)
+    most = len(view) * (1 - AUTO_MIN_GAIN) if codec.name == "auto" else len(view) - 1
+    if sum(map(len, buffers)) > most:
         return CODEC_RAW, [view]
     return CODEC_ZSTD_PLANES, buffers
 
@@ -84,13 +80,20 @@ def decode_block(frame: Buffer, codec_id: int, element_size: int, out: Buffer) -
         raise CorruptData(f"frame has unknown codec {codec_id}")
 
 
-def _encode_planes(elements: ByteArray, wanted: list[bool], level: int) -> list[Buffer]:
+def _encode_planes(elements: ByteArray, level: int) -> list[Buffer]:
+    """Planes that shrink by PLANE_MIN_GAIN are compressed.
+
+    The last one, sign and exponent of a float, mostly does and is compressed without asking; the others are tried only
+    when a small sample says that they may.
+    """
     head = bytearray()
     buffers: list[Buffer] = [head]
-    for index, compress in enumerate(wanted):
+    compress = _compressor(level).compress
+    last = elements.shape[1] - 1
+    for index in range(elements.shape[1]):
         plane = np.ascontiguousarray(elements[:, index]).data
-        packed = _compressor(level).compress(plane) if compress else b""
-        if compress and len(packed) < len(plane):
+        most = len(plane) * (1 - PLANE_MIN_GAIN)
+        if (index == last or _may_shrink(plane, compress)) and len(packed := compress(plane)) <= most:
             head += _PLANE.pack(len(packed) | _COMPRESSED)
             buffers.append(packed)
         else:
@@ -99,39 +102,36 @@ def _encode_planes(elements: ByteArray, wanted: list[bool], level: int) -> list[
     return buffers
 
 
-def _sample_gain(plane: ByteArray, level: int) -> float:
-    """The share that a sample of the plane shrinks by: 0.5 for 2 : 1."""
-    piece = SAMPLE_BYTES // 3
-    if len(plane) <= SAMPLE_BYTES:
-        sample = np.ascontiguousarray(plane)
-    else:
-        starts = (0, (len(plane) - piece) // 2, len(plane) - piece)
-        sample = np.concatenate([plane[start : start + piece] for start in starts])
-    return max(0.0, 1.0 - len(_compressor(level).compress(sample.data)) / len(sample))
+def _may_shrink(plane: memoryview, compress: Callable[[memoryview], bytes]) -> bool:
+    """Of a sample so small, frame and tables are some per cent: any gain at all counts."""
+    size = min(max(SAMPLE_MIN_BYTES, len(plane) // SAMPLE_SHARE), len(plane))
+    start = (len(plane) - size) // 2
+    return len(compress(plane[start : start + size])) < size
 
 
 def _decode_planes(source: memoryview, element_size: int, target: memoryview) -> None:
     need(1 <= element_size <= MAX_ELEMENT_SIZE, "element size is outside the limits of the format")
     need(0 < len(target) <= MAX_PAGE_BYTES and len(target) % element_size == 0, "page is no whole number of elements")
-    head = _PLANE.size * element_size
-    need(len(source) >= head, "plane frame ends early")
-    entries = [entry for (entry,) in _PLANE.iter_unpack(source[:head])]
-    need(head + sum(entry & ~_COMPRESSED for entry in entries) == len(source), "plane frame has a wrong length")
+    position = _PLANE.size * element_size
+    need(len(source) >= position, "plane frame ends early")
+    entries = unpack_from(f"<{element_size}Q", source)
+    lengths = [entry & _LENGTH for entry in entries]
+    need(position + sum(lengths) == len(source), "plane frame has a wrong length")
     elements = np.frombuffer(target, np.uint8).reshape(-1, element_size)
-    position = head
-    for index, entry in enumerate(entries):
-        length = entry & ~_COMPRESSED
-        stored = source[position : position + length]
-        plane = _decompress(stored, len(elements)) if entry & _COMPRESSED else stored
-        need(len(plane) == len(elements), "plane has a wrong length")
+    count = len(elements)
+    for index, length in enumerate(lengths):
+        plane: Buffer = source[position : position + length]
+        if entries[index] & _COMPRESSED:
+            plane = _decompress(plane, count)
+        need(len(plane) == count, "plane has a wrong length")
         elements[:, index] = np.frombuffer(plane, np.uint8)
         position += length
 
 
-def _decompress(stored: memoryview, expected: int) -> bytes:
+def _decompress(stored: Buffer, expected: int) -> bytes:
     try:
         # The library allocates what the zstd frame says that it holds, so that is looked at first.
-        declared = zstandard.get_frame_parameters(stored).content_size
+        declared = zstandard.frame_content_size(stored)
         need(declared == expected, "compressed plane has a wrong length")
         plane: bytes = _decompressor().decompress(stored, allow_extra_data=False)
         return plane
