@@ -20,12 +20,14 @@ SIZES = (2 * MIB, 256 << 10)
 
 def measure(options: Options) -> Report:
     total = GIB // 4 if options.quick else GIB
-    report = Report(f"host hit: match and copy out {total // MIB} MiB, one thread")
+    report = Report(
+        f"host hit: match and copy out {total // MIB} MiB, in as many threads as there are cores, 4 at most"
+    )
     for size in SIZES:
         _measure(report, size, total, options.rounds(12))
     report.note(
-        "A single memcpy of 1 GiB writes past the caches (glibc's non-temporal stores), which one of a page's size "
-        "does not; pages lie at random places on both sides, so nothing larger can be copied at once."
+        "Every memcpy is one thread's. That of 1 GiB at once writes past the caches (glibc's non-temporal stores), as "
+        "one of a page's size does not; pages lie at random places on both sides, so nothing larger can be copied."
     )
     return report
 

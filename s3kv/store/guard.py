@@ -203,7 +203,7 @@ class GuardedStore(StoreWrapper):
     async def _through_breaker(self, operation: str, attempt: Callable[[], Awaitable[T]], began: float) -> T:
         ticket = self._breaker.admit()
         try:
-            result: T = await self._retrying(operation, began)(self._bounded, attempt)
+            result = await self._persistently(operation, attempt, began)
         except ABOUT_ONE_OBJECT:
             self._breaker.succeeded(ticket)
             raise
@@ -229,6 +229,23 @@ class GuardedStore(StoreWrapper):
                 return await attempt()
         except TimeoutError as error:
             raise StoreTimeout("a try took too long") from error
+
+    async def _persistently(self, operation: str, attempt: Callable[[], Awaitable[T]], began: float) -> T:
+        """Retries are prepared when the first try has failed: that takes as long as a put spends in this process."""
+        try:
+            return await self._bounded(attempt)
+        except Transient as error:
+            failed: Transient | None = error
+
+        async def go_on() -> T:
+            nonlocal failed
+            if failed is not None:
+                first, failed = failed, None
+                raise first
+            return await self._bounded(attempt)
+
+        result: T = await self._retrying(operation, began)(go_on)
+        return result
 
     def _retrying(self, operation: str, began: float) -> AsyncRetrying:
         limits = self._limits

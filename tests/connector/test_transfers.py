@@ -17,6 +17,7 @@ from s3kv.connector.device import HostDevice, device_for
 from s3kv.connector.guard import PromiseBroken, Troubles
 from s3kv.connector.metadata import ConnectorMeta, Load, Save
 from s3kv.connector.ring import RowLayout, SnapshotRing, ring_rows
+from s3kv.connector.strips import Copies, Strip, numbers
 from s3kv.connector.transfers import Transfers
 from s3kv.connector.transfers import ring_blocks as wanted_ring_blocks
 from s3kv.errors import ConfigError
@@ -394,3 +395,20 @@ def test_ring_is_one_pass_large_within_its_cap() -> None:
 
 def test_cpu_tensors_get_the_host_device() -> None:
     assert isinstance(device_for(torch.device("cpu")), HostDevice)
+
+
+@pytest.mark.parametrize("rows", [3, 5 << 8], ids=["few", "many"])
+def test_the_host_copies_every_row_and_refuses_all_when_one_is_outside(rows: int) -> None:
+    """Many: more than 16 MiB, which several threads share."""
+    size = 16 << 10
+    source = torch.randint(0, 256, (rows, size), dtype=torch.uint8)
+    target = torch.zeros((rows + 1, size), dtype=torch.uint8)
+    order = torch.randperm(rows)
+    strips = Strip.of(target), Strip.of(source)
+    HostDevice().copy([Copies(strips[0], numbers((order + 1).tolist()), strips[1], numbers(order.tolist()))], None)
+    assert torch.equal(target[1:], source)
+    assert not target[0].any()
+    outside = numbers([*range(rows - 1), rows])
+    with pytest.raises(IndexError):
+        HostDevice().copy([Copies(strips[0], numbers(range(rows)), strips[1], outside)], None)
+    assert torch.equal(target[1:], source)
