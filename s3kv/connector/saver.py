@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from s3kv.client.engine import Reservation
 from s3kv.connector.arenas import Arenas
@@ -23,8 +24,7 @@ from s3kv.connector.ring import RowPart, Rows, SnapshotRing
 from s3kv.connector.strips import Copies, numbers
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(NamedTuple):
     """Blocks `[first, first + rows.count)` of `save` lie in `rows` once `gathered` has happened, or are `lost`."""
 
     save: Save
