@@ -9,10 +9,11 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from s3kv.settings import read_size
+
 _STEP = 1024.0
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _SPANS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
-SUFFIXES = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "p": 1 << 50}
 SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 
@@ -45,12 +46,13 @@ def moment(seconds: float) -> str:
 
 
 def parse_size(text: str) -> int:
-    """`10GiB`, `10g`, `1.5T`, `4096`: binary multiples. Raises ValueError."""
-    value, unit = _split(text)
-    key = unit.removesuffix("ib").removesuffix("b") if unit not in ("", "b") else unit
-    if key not in SUFFIXES:
-        raise ValueError(f"{text!r} is not a size such as 500GiB")
-    return int(value * SUFFIXES[key])
+    """As the settings read sizes: `10GiB`, `1.5TB`, `4096`. Raises ValueError."""
+    if text.strip().isdecimal():
+        return int(text)
+    try:
+        return read_size(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a size such as 500GiB") from None
 
 
 def parse_duration(text: str) -> float:

@@ -50,7 +50,7 @@ CONFIG = """store:
 agent:
   socket: {folder}/agent.sock
 tier:
-  capacity_bytes: 33554432
+  capacity_bytes: 32MiB
 upload:
   seal_age_s: 60
   seal_grace_s: 0.05

@@ -2,6 +2,8 @@
 
 Sources, later ones win: defaults, the YAML file that `S3KV_CONFIG` names, `S3KV_<SECTION>__<NAME>` variables,
 arguments of a command. Unknown keys are refused (SlateDB's practice: a typo must not be a silent default).
+
+Settings in bytes are read from numbers and from sizes such as 64GiB (2**30) or 512 MB (10**6); their values are ints.
 """
 
 from __future__ import annotations
@@ -14,7 +16,19 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ByteSize,
+    ConfigDict,
+    Field,
+    SecretStr,
+    TypeAdapter,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
+from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from s3kv.errors import ConfigError
@@ -27,11 +41,38 @@ GIB = 1 << 30
 
 logger = logging.getLogger(__name__)
 
+_byte_size = TypeAdapter(ByteSize)
+
+
+def _size_in_bytes(value: Any, whole_number: ValidatorFunctionWrapHandler) -> Any:
+    """Only text that is no whole number is read as a size, so that numbers keep their bounds and their messages."""
+    try:
+        return whole_number(value)
+    except ValidationError as error:
+        if error.errors(include_url=False)[0]["type"] != "int_parsing":
+            raise
+    return whole_number(read_size(str(value)))
+
+
+def read_size(text: str) -> int:
+    """Bytes of `64GiB` (2**30 each) or `512 MB` (10**6 each). Raises ValueError, for a number without a unit too.
+
+    pydantic's ByteSize overlooks what follows a size ("1,000 MiB" is 1 byte to it), so the whole text must be one.
+    """
+    whole = ByteSize.byte_string_re.fullmatch(text.strip())
+    try:
+        if whole is not None and whole[2] is not None:
+            return int(_byte_size.validate_python(text))
+    except (ValidationError, OverflowError):
+        pass
+    raise PydanticCustomError("byte_size", "input should be a size such as 64GiB or 512 MB, or a number of bytes")
+
+
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(gt=0)]
-Bytes = Annotated[int, Field(gt=0)]
+Bytes = Annotated[int, Field(gt=0), WrapValidator(_size_in_bytes)]
 
 
 def _own_folder() -> Path:
@@ -90,7 +131,7 @@ class StoreSettings(Section):
 
 
 class TierSettings(Section):
-    capacity_bytes: Bytes = Field(4 * GIB, description="Host memory for all namespaces of the node.")
+    capacity_bytes: Bytes = Field(4 * GIB, description="Host memory for all namespaces of the node, such as 64GiB.")
     namespaces: Count = Field(1, description="Namespaces to share pinned memory between; one may take 1/n of it.")
     hugepages: bool = False
     pin: Literal["auto", "require", "never"] = Field(

@@ -29,6 +29,14 @@ class Rows:
     count: int
     mark: int
 
+    def head(self, count: int) -> Rows:
+        """The first `count` of them."""
+        return Rows(self.start, count, self.mark - self.count + count)
+
+    def behind(self, count: int) -> Rows:
+        """All but the first `count`."""
+        return Rows(self.start + count, self.count - count, self.mark)
+
 
 @dataclass(frozen=True, slots=True)
 class RowPart:

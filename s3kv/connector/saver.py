@@ -24,6 +24,33 @@ from s3kv.connector.ring import RowPart, Rows, SnapshotRing
 from s3kv.connector.strips import Copies, numbers
 
 
+class Pass(NamedTuple):
+    """The blocks of all `saves`, one after another, lie in the rows of `runs`, one after another, once `gathered` has
+    happened; blocks behind the last row found no room. Or all of them are `lost`."""
+
+    saves: tuple[Save, ...]
+    runs: list[Rows]
+    gathered: Event
+    lost: bool
+
+    def snapshots(self) -> Iterator[Snapshot]:
+        """By save, and in the order of the rows."""
+        runs = iter(self.runs)
+        rows = next(runs)
+        for save in self.saves:
+            first = 0
+            while first < len(save.hashes):
+                count = min(len(save.hashes) - first, rows.count)
+                yield Snapshot(save, first, rows.head(count), self.gathered, self.lost)
+                first += count
+                if count < rows.count:
+                    rows = rows.behind(count)
+                elif (following := next(runs, None)) is not None:
+                    rows = following
+                else:
+                    return
+
+
 class Snapshot(NamedTuple):
     """Blocks `[first, first + rows.count)` of `save` lie in `rows` once `gathered` has happened, or are `lost`."""
 
@@ -32,10 +59,6 @@ class Snapshot(NamedTuple):
     rows: Rows
     gathered: Event
     lost: bool
-
-
-_Piece = tuple[Save, int, Rows]
-"""A save, the first of its blocks that is meant, and their rows."""
 
 
 @dataclass(slots=True)
@@ -47,9 +70,8 @@ class _Written:
     commits: list[tuple[int, Reservation, list[int]]] = field(default_factory=list)
 
 
-_Job = Snapshot | threading.Event | None
+_End = threading.Event | None
 """None ends the thread; an event is set once everything before it is done."""
-_Jobs = tuple[_Job, ...]
 
 
 class Saver:
@@ -61,45 +83,48 @@ class Saver:
         self._arenas = arenas
         self._ring = ring
         self._troubles = troubles
-        self._jobs: queue.SimpleQueue[_Jobs] = queue.SimpleQueue()
-        self._begun: deque[_Job] = deque()  # the saver's thread's own
+        self._jobs: queue.SimpleQueue[Pass | _End] = queue.SimpleQueue()
+        self._begun: deque[Snapshot | _End] = deque()  # the saver's thread's own
         self._thread = threading.Thread(target=self._run, name="s3kv-saver", daemon=True)
         self._thread.start()
 
     def snapshot(self, saves: tuple[Save, ...], stream: Stream) -> None:
         """Enqueue the gather of the blocks' pages into the ring. What finds no room is dropped and counted."""
-        taken = [piece for save in saves for piece in self._take(save)]
-        if not taken:
+        left = sum([len(save.hashes) for save in saves])
+        runs: list[Rows] = []
+        while left and (rows := self._ring.take(left)) is not None:
+            runs.append(rows)
+            left -= rows.count
+        if left:
+            self._troubles.count("save_ring_full", left)
+        if not runs:
             return
         lost = True
         try:
-            for run in _runs(taken):
-                self._ring.gather(run[0][2].start, _pages(run), stream)
+            self._gather(saves, runs, stream)
             lost = False
         finally:
-            gathered = self._device.record(stream)
-            # One put a pass: each wakes the helper thread, which costs this one more than a snapshot does.
-            self._jobs.put(tuple([Snapshot(save, first, rows, gathered, lost) for save, first, rows in taken]))
+            # One job a pass: each wakes the helper thread, which costs this one more than a snapshot does.
+            self._jobs.put(Pass(saves, runs, self._device.record(stream), lost))
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until every snapshot taken before has been copied or dropped. For shutdown and tests."""
         reached = threading.Event()
-        self._jobs.put((reached,))
+        self._jobs.put(reached)
         return reached.wait(timeout_s)
 
     def close(self, timeout_s: float) -> None:
-        self._jobs.put((None,))
+        self._jobs.put(None)
         self._thread.join(timeout_s)
 
-    def _take(self, save: Save) -> Iterator[_Piece]:
-        first = 0
-        while first < len(save.hashes):
-            rows = self._ring.take(len(save.hashes) - first)
-            if rows is None:
-                self._troubles.count("save_ring_full", len(save.hashes) - first)
-                return
-            yield save, first, rows
-            first += rows.count
+    def _gather(self, saves: tuple[Save, ...], runs: list[Rows], stream: Stream) -> None:
+        """All saves at once: enqueueing a gather costs as much as its rows."""
+        pages = [[page for save in saves for page in save.pages[group]] for group in range(len(saves[0].pages))]
+        begin = 0
+        for rows in runs:
+            end = begin + rows.count
+            self._ring.gather(rows.start, [group[begin:end] for group in pages], stream)
+            begin = end
 
     def _run(self) -> None:
         self._device.adopt()
@@ -124,7 +149,7 @@ class Saver:
             self._troubles.log("save_write", error)
             return _Written(job.rows, job.gathered)
 
-    def _next(self, under_way: deque[_Written]) -> _Job:
+    def _next(self, under_way: deque[_Written]) -> Snapshot | _End:
         """The next job; with none there yet, complete what is under way before sleeping."""
         if len(under_way) > 1:
             self._complete(under_way.popleft())
@@ -135,10 +160,11 @@ class Saver:
                 self._complete(under_way.popleft())
         return self._get(block=True)
 
-    def _get(self, *, block: bool) -> _Job:
+    def _get(self, *, block: bool) -> Snapshot | _End:
         """Raises queue.Empty."""
         if not self._begun:
-            self._begun.extend(self._jobs.get(block))
+            job = self._jobs.get(block)
+            self._begun.extend(job.snapshots() if isinstance(job, Pass) else (job,))
         return self._begun.popleft()
 
     def _write(self, job: Snapshot, stream: Stream) -> _Written:
@@ -186,25 +212,3 @@ class Saver:
             # when this process, which cannot go on either, has ended.
             self._troubles.log("save_complete", error)
         self._ring.give_back(written.rows)
-
-
-def _pages(run: list[_Piece]) -> list[list[int]]:
-    """By group, the pages of all its blocks. One gather for all: enqueueing one costs as much as its rows."""
-    return [
-        [page for save, first, rows in run for page in save.pages[group][first : first + rows.count]]
-        for group in range(len(run[0][0].pages))
-    ]
-
-
-def _runs(taken: list[_Piece]) -> list[list[_Piece]]:
-    """The pieces in runs of adjacent rows: they are taken in order, so only the ring's end parts them."""
-    runs: list[list[_Piece]] = []
-    end = -1
-    for piece in taken:
-        rows = piece[2]
-        if rows.start == end:
-            runs[-1].append(piece)
-        else:
-            runs.append([piece])
-        end = rows.start + rows.count
-    return runs

@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -87,7 +88,37 @@ class _Outcome:
     error: BaseException | None = None
 
 
-class ThreadRanks:
+class _RanksApart(ABC):
+    """Ranks that run on their own: commands go out to all of them, then the answers are awaited."""
+
+    def call(self, method: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
+        """Calls a method of every rank's executor."""
+        for send, argument in zip(self._senders(), arguments, strict=True):
+            send((method, argument))
+        return self._collect(CALL_TIMEOUT_S)
+
+    @abstractmethod
+    def close(self, failed: bool) -> None:
+        """As `Ranks.close`."""
+
+    def _await_start(self) -> None:
+        """To be called once every rank was started: each answers as to its first command when it is up."""
+        try:
+            self._collect(START_TIMEOUT_S)
+        except BaseException:
+            self.close(failed=True)
+            raise
+
+    @abstractmethod
+    def _senders(self) -> list[Callable[[Any], object]]:
+        """What gives a rank a command, by rank."""
+
+    @abstractmethod
+    def _collect(self, timeout_s: float) -> list[Any]:
+        """The answers of all ranks, by rank. Raises the error of the one that failed."""
+
+
+class ThreadRanks(_RanksApart):
     """Ranks as threads. Quick to start; their connectors share one process, which real ranks do not."""
 
     def __init__(self, config: SimConfig, connector: ConnectorConfig | None, clock: Callable[[], float]) -> None:
@@ -107,17 +138,7 @@ class ThreadRanks:
         self._threads = [threading.Thread(target=serve, args=(rank,), daemon=True) for rank in range(config.tp_size)]
         for thread in self._threads:
             thread.start()
-        try:
-            self._collect(START_TIMEOUT_S)
-        except BaseException:
-            self.close(failed=True)
-            raise
-
-    def call(self, method: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
-        """Calls a method of every rank's executor."""
-        for inbox, argument in zip(self._inbox, arguments, strict=True):
-            inbox.put((method, argument))
-        return self._collect(CALL_TIMEOUT_S)
+        self._await_start()
 
     def close(self, failed: bool) -> None:
         """Ends the connectors and the threads."""
@@ -128,6 +149,9 @@ class ThreadRanks:
             inbox.put(None)
         for thread in self._threads:
             thread.join(CALL_TIMEOUT_S)
+
+    def _senders(self) -> list[Callable[[Any], object]]:
+        return [inbox.put for inbox in self._inbox]
 
     def _run(self, rank: int, command: tuple[str, tuple[Any, ...]]) -> Any:
         executor = self.executors[rank]
@@ -154,7 +178,7 @@ def _raise_first(errors: list[BaseException | None]) -> None:
         raise next((error for error in raised if not isinstance(error, ContractError)), raised[0])
 
 
-class ProcessRanks:
+class ProcessRanks(_RanksApart):
     """Ranks as processes, as in the runtime; collectives by torch.distributed (gloo, or nccl for CUDA tensors)."""
 
     def __init__(self, config: SimConfig, connector: ConnectorConfig | None) -> None:
@@ -172,17 +196,7 @@ class ProcessRanks:
             theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
-        try:
-            self._collect(START_TIMEOUT_S)
-        except BaseException:
-            self.close(failed=True)
-            raise
-
-    def call(self, method: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
-        """Calls a method of every rank's executor."""
-        for pipe, argument in zip(self._pipes, arguments, strict=True):
-            pipe.send((method, argument))
-        return self._collect(CALL_TIMEOUT_S)
+        self._await_start()
 
     def close(self, failed: bool) -> None:
         """Ends the processes: asks and waits, then kills; after a failure kills at once."""
@@ -197,6 +211,9 @@ class ProcessRanks:
         for pipe in self._pipes:
             pipe.close()
         self._pipes, self._processes = [], []
+
+    def _senders(self) -> list[Callable[[Any], object]]:
+        return [pipe.send for pipe in self._pipes]
 
     def _collect(self, timeout_s: float) -> list[Any]:
         """The answers of all ranks. When one fails the others may wait for it for ever, so its error ends the wait."""

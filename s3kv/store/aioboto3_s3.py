@@ -19,11 +19,9 @@ from aiobotocore.config import AioConfig
 from botocore import exceptions as boto
 
 from s3kv.errors import (
-    AlreadyExists,
     CorruptData,
     NotFound,
     PermissionDenied,
-    PreconditionFailed,
     S3kvError,
     StoreError,
     StoreMisconfigured,
@@ -31,22 +29,14 @@ from s3kv.errors import (
     Unsupported,
 )
 from s3kv.settings import StoreSettings
-from s3kv.store.base import (
-    DELETE_BATCH_KEYS,
-    LIST_PAGE_KEYS,
-    Body,
-    Capabilities,
-    DeleteError,
-    Failures,
-    Names,
-    ObjectMeta,
-    Page,
-)
-from s3kv.store.buffers import body_parts, check_ranges, copy_into, for_each, join
+from s3kv.store.base import LIST_PAGE_KEYS, Body, DeleteError, Failures, Names, ObjectMeta, Page
+from s3kv.store.buffers import body_parts, join
 from s3kv.store.failures import Trouble, from_answer, from_text, from_trouble, named
-from s3kv.store.keys import check_key, check_prefix, check_start_after, why_bad_key
+from s3kv.store.keys import check_key, check_prefix, why_bad_key
+from s3kv.store.reads import check_size
+from s3kv.store.s3_client import S3Client, delete_each
 from s3kv.store.s3_config import USER_AGENT, S3Config
-from s3kv.store.spans import Span, plan_spans
+from s3kv.store.spans import Span
 
 READ_BYTES = 1 << 20
 """What is taken from the socket at once on its way into the caller's buffer."""
@@ -54,42 +44,19 @@ READ_BYTES = 1 << 20
 T = TypeVar("T")
 
 
-class Aioboto3S3:
-    """Conditional headers are sent as asked for: `ConditionalStore` knows whether the store honours them."""
-
+class Aioboto3S3(S3Client):
     def __init__(self, settings: StoreSettings, config: S3Config) -> None:
-        self._config = config
-        self._settings = settings
+        super().__init__(settings, config)
         self._bucket = config.location.root
         self._prefix = f"{config.location.prefix}/" if config.location.prefix else ""
-        self._express = config.location.express
         self._opening = asyncio.Lock()
         self._exit = AsyncExitStack()
         self._client: Any = None
 
-    @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities(None, None, start_after=not self._express)
-
-    async def get_into(self, key: str, out: memoryview, offset: int = 0) -> int:
-        await self.get_ranges(key, [(offset, out.nbytes)], [out])
-        return out.nbytes
-
-    async def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]], outs: Sequence[memoryview]) -> None:
-        flat = check_ranges(ranges, outs)
-        check_key(key)
-
-        async def read(span: Span) -> None:
-            if len(span.members) == 1:
-                await self._ask("get", key, self._read_range(key, flat[span.members[0]], span.start))
-                return
-            whole = memoryview(bytearray(span.end - span.start))
-            await self._ask("get", key, self._read_range(key, whole, span.start))
-            for index in span.members:
-                at = ranges[index][0] - span.start
-                await copy_into(flat[index], whole[at : at + flat[index].nbytes])
-
-        await for_each(plan_spans(ranges), read)
+    async def _read_span(self, key: str, span: Span, only: memoryview | None) -> memoryview:
+        out = memoryview(bytearray(span.end - span.start)) if only is None else only
+        await self._ask("get", key, self._read_range(key, out, span.start))
+        return out
 
     async def _read_range(self, key: str, out: memoryview, offset: int) -> None:
         client = await self._connected()
@@ -109,9 +76,6 @@ class Aioboto3S3:
             if done < out.nbytes:
                 raise Transient(f"get {key}: {done} bytes of {out.nbytes} came")
 
-    async def get(self, key: str, max_bytes: int) -> bytes:
-        return (await self.get_with_etag(key, max_bytes))[0]
-
     async def get_with_etag(self, key: str, max_bytes: int) -> tuple[bytes, str]:
         return await self._ask("get", check_key(key), self._read_whole(key, max_bytes))
 
@@ -120,29 +84,14 @@ class Aioboto3S3:
         size = answer["ContentLength"]
         body = answer["Body"]
         async with body:
-            if size > max_bytes:
-                raise CorruptData(f"object {key} has {size} bytes, more than the {max_bytes} allowed")
+            check_size(key, size, max_bytes)
             data: bytes = await body.read()
         if len(data) != size:
             raise Transient(f"get {key}: {len(data)} bytes of {size} came")
         return data, answer.get("ETag", "")
 
-    async def put(self, key: str, body: Body) -> str:
-        return await self._put(key, body)
-
-    async def put_if_absent(self, key: str, body: Body) -> str:
-        try:
-            return await self._put(key, body, IfNoneMatch="*")
-        except PreconditionFailed as error:
-            raise AlreadyExists(f"object {key} exists") from error
-
-    async def put_if_match(self, key: str, body: Body, etag: str) -> str:
-        try:
-            return await self._put(key, body, IfMatch=etag)
-        except NotFound as error:  # S3 answers 404 to If-Match where nothing is
-            raise PreconditionFailed(f"object {key} is gone") from error
-
-    async def _put(self, key: str, body: Body, **conditions: str) -> str:
+    async def _put(self, key: str, body: Body, *, if_absent: bool = False, if_match: str | None = None) -> str:
+        conditions = {"IfNoneMatch": "*"} if if_absent else {} if if_match is None else {"IfMatch": if_match}
         data = await join(body_parts(body))
         client = await self._connected()
         request = client.put_object(**self._object(check_key(key)), Body=data, **conditions)
@@ -153,19 +102,6 @@ class Aioboto3S3:
         client = await self._connected()
         answer = await self._ask("head", check_key(key), client.head_object(**self._object(key)))
         return ObjectMeta(key, answer["ContentLength"], answer.get("ETag", ""), answer["LastModified"].timestamp())
-
-    async def list(self, prefix: str, start_after: str | None = None) -> AsyncIterator[Page]:
-        check_prefix(prefix)
-        check_start_after(start_after)
-        if not self._express:
-            async for page in self._pages(prefix, start_after):
-                yield page
-            return
-        # Directory buckets list in no order and cannot begin after a key: everything is read, sorted and skipped.
-        found = [meta async for page in self._pages(prefix, None) for meta in page]
-        found = sorted((meta for meta in found if meta.key > (start_after or "")), key=lambda meta: meta.key)
-        for at in range(0, len(found), LIST_PAGE_KEYS):
-            yield found[at : at + LIST_PAGE_KEYS]
 
     async def _pages(self, prefix: str, start_after: str | None) -> AsyncIterator[Page]:
         more = {"StartAfter": self._prefix + start_after} if start_after is not None else {}
@@ -198,20 +134,6 @@ class Aioboto3S3:
             return None
         return ObjectMeta(key, entry["Size"], entry.get("ETag", ""), entry["LastModified"].timestamp())
 
-    async def delete(self, keys: Sequence[str]) -> Failures:
-        checked = [check_key(key) for key in keys]
-        if self._settings.delete_mode == "single":
-            return await self._delete_singly(checked)
-        failures: Failures = []
-        for at in range(0, len(checked), DELETE_BATCH_KEYS):
-            try:
-                failures += await self._delete_batch(checked[at : at + DELETE_BATCH_KEYS])
-            except StoreError as error:
-                if at == 0:
-                    raise
-                return failures + [DeleteError(key, error) for key in checked[at:]]
-        return failures
-
     async def _delete_batch(self, keys: Sequence[str]) -> Failures:
         client = await self._connected()
         wanted = {"Objects": [{"Key": self._prefix + key} for key in keys], "Quiet": True}
@@ -226,18 +148,7 @@ class Aioboto3S3:
 
     async def _delete_singly(self, keys: Sequence[str]) -> Failures:
         client = await self._connected()
-        failures: Failures = []
-
-        async def delete_one(key: str) -> None:
-            try:
-                await self._ask("delete", key, client.delete_object(**self._object(key)))
-            except NotFound:
-                pass
-            except StoreError as error:
-                failures.append(DeleteError(key, error))
-
-        await for_each(keys, delete_one)
-        return failures
+        return await delete_each(keys, lambda key: self._ask("delete", key, client.delete_object(**self._object(key))))
 
     async def close(self) -> None:
         async with self._opening:

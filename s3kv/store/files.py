@@ -11,6 +11,7 @@ from pathlib import Path
 
 from s3kv.errors import CorruptData, NotFound, PermissionDenied, StoreError, StoreMisconfigured, Transient
 from s3kv.store.base import ObjectMeta
+from s3kv.store.reads import check_size
 
 PUBLISH_TRIES = 50
 _IOV_MAX = 1024
@@ -82,8 +83,7 @@ def read_whole(path: Path, key: str, max_bytes: int) -> tuple[bytes, str]:
         descriptor = _open(path)
         with os.fdopen(descriptor, "rb", buffering=0) as file:
             status = os.fstat(descriptor)
-            if status.st_size > max_bytes:
-                raise CorruptData(f"object {key} has {status.st_size} bytes, more than the {max_bytes} allowed")
+            check_size(key, status.st_size, max_bytes)
             return file.readall(), etag_of(status)
 
 

@@ -31,7 +31,7 @@ from pathlib import Path
 
 from s3kv.errors import AlreadyExists, PreconditionFailed, StoreError, StoreMisconfigured, Transient
 from s3kv.store.base import LIST_PAGE_KEYS, Body, Capabilities, DeleteError, Failures, Names, ObjectMeta, Page
-from s3kv.store.buffers import body_parts, body_size, check_out, check_ranges, in_thread
+from s3kv.store.buffers import body_parts, body_size, check_ranges, in_thread
 from s3kv.store.files import (
     etag_of,
     head,
@@ -46,6 +46,7 @@ from s3kv.store.files import (
     write_all,
 )
 from s3kv.store.keys import check_key, check_prefix, check_start_after, why_bad_key
+from s3kv.store.reads import DerivedReads
 from s3kv.store.threads import StartedThreads
 
 FSYNC_MAX_BYTES = 256 << 10
@@ -58,7 +59,7 @@ _LOCK_TRIES = 400
 _LOCK_PAUSE_S = 0.005
 
 
-class LocalStore:
+class LocalStore(DerivedReads):
     """`root` is created with mode 0700 when it is missing. `clock_ns` stamps objects, in ns since the epoch."""
 
     def __init__(
@@ -90,19 +91,11 @@ class LocalStore:
     def capabilities(self) -> Capabilities:
         return Capabilities(conditional_put=True, conditional_match=True)
 
-    async def get_into(self, key: str, out: memoryview, offset: int = 0) -> int:
-        flat = check_out(out)
-        await self.get_ranges(key, [(offset, flat.nbytes)], [flat])
-        return flat.nbytes
-
     async def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]], outs: Sequence[memoryview]) -> None:
         flat = check_ranges(ranges, outs)
         path = self._path(key)
         if any(out.nbytes for out in flat):
             await in_thread(self._executor, read_ranges, path, key, list(ranges), flat)
-
-    async def get(self, key: str, max_bytes: int) -> bytes:
-        return (await self.get_with_etag(key, max_bytes))[0]
 
     async def get_with_etag(self, key: str, max_bytes: int) -> tuple[bytes, str]:
         return await in_thread(self._executor, read_whole, self._path(key), key, max_bytes)

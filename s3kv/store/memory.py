@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from s3kv.errors import AlreadyExists, CorruptData, NotFound, PreconditionFailed
 from s3kv.store.base import LIST_PAGE_KEYS, Body, Capabilities, Failures, Names, ObjectMeta, Page
-from s3kv.store.buffers import body_parts, check_out, check_ranges
+from s3kv.store.buffers import body_parts, check_ranges
 from s3kv.store.keys import check_key, check_prefix, check_start_after
+from s3kv.store.reads import DerivedReads, check_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,7 @@ class _Object:
     modified: float
 
 
-class MemoryStore:
+class MemoryStore(DerivedReads):
     """Every call is atomic because none of them awaits. `clock` gives seconds since the epoch for `modified`."""
 
     def __init__(
@@ -38,11 +39,6 @@ class MemoryStore:
     def capabilities(self) -> Capabilities:
         return Capabilities(conditional_put=True, conditional_match=True)
 
-    async def get_into(self, key: str, out: memoryview, offset: int = 0) -> int:
-        flat = check_out(out)
-        await self.get_ranges(key, [(offset, flat.nbytes)], [flat])
-        return flat.nbytes
-
     async def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]], outs: Sequence[memoryview]) -> None:
         flat = check_ranges(ranges, outs)
         check_key(key)
@@ -54,13 +50,9 @@ class MemoryStore:
                 raise CorruptData(f"object {key} ends at {len(data)}, before {offset + length}")
             out[:] = data[offset : offset + length]
 
-    async def get(self, key: str, max_bytes: int) -> bytes:
-        return (await self.get_with_etag(key, max_bytes))[0]
-
     async def get_with_etag(self, key: str, max_bytes: int) -> tuple[bytes, str]:
         found = self._find(key)
-        if len(found.data) > max_bytes:
-            raise CorruptData(f"object {key} has {len(found.data)} bytes, more than the {max_bytes} allowed")
+        check_size(key, len(found.data), max_bytes)
         return found.data, found.etag
 
     async def put(self, key: str, body: Body) -> str:

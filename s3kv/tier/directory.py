@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 
 from s3kv.identity import BlockHash
+from s3kv.tier.arrivals import Arrivals
 from s3kv.tier.block import Block, Committed, Counters, Held, Holder, Match, ReaderId, Reserved, State, Sums
 from s3kv.tier.budget import NodeBudget
 from s3kv.tier.check import check_book, check_table
@@ -62,13 +63,12 @@ class Directory:
             raise ValueError("parts must be distinct, and at least one")
         self.parts = tuple(parts)
         self.dirty_max_slots = dirty_max_slots
-        self._position = {part: position for position, part in enumerate(self.parts)}
-        self._all_committed = (1 << len(self.parts)) - 1
         self._table = SlotTable(slots, slot_bytes_all_parts, budget, punch, pinned_memory)
         self._book = LeaseBook()
         self._pinned = 0
         self._dirty = 0
         self._sums = Sums()
+        self._arrivals = Arrivals(self.parts, self._table, self._book, self._sums, self._enqueue)
 
     # Reading: match, touch, release.
 
@@ -165,84 +165,18 @@ class Directory:
         part of it, or there is no room. The first part to ask allocates, the others get the same slot and ticket.
         An unknown part gets None throughout, and so does a process that has exited: what it sent before is worthless.
         """
-        position = self._position.get(part)
-        if position is None or holder in self._book.gone:
-            return [None] * len(hashes)
-        result: list[Reserved | None] = []
-        full = False
-        for ordinal, block_hash in enumerate(hashes, start_block):
-            block = self._table.find(block_hash)
-            if block is None and not full:
-                block = self._table.allocate(block_hash, parent, ordinal, State.WRITING)
-                full = block is None
-            if block is None:
-                self._sums.no_room += 1
-            result.append(self._join(block, position, holder))
-            parent = block_hash
-        return result
-
-    def _join(self, block: Block | None, position: int, holder: Holder) -> Reserved | None:
-        if block is None or block.state is not State.WRITING:
-            if block is not None and block.slot in self._table.lru:
-                self._table.lru.move_to_end(block.slot)  # in use right now: not to be evicted for its successors
-            return None
-        if position in block.writers or block.committed >> position & 1:
-            return None
-        self._table.lru.pop(block.slot, None)
-        self._book.writes(holder, block, position)
-        return Reserved(block.slot, block.ticket)
+        return self._arrivals.reserve(part, parent, start_block, hashes, holder)
 
     def commit(self, part: int, slot: int, ticket: int) -> Committed:
         """The copy of this part is complete. With the last part the block becomes resident."""
-        block, position = self._written(part, slot, ticket)
-        if block is None:
-            return Committed.STALE
-        self._book.end_write(block, position)
-        if block.state is State.DOOMED:
-            self._sums.stale_commits += 1
-            self._table.rest(block)
-            return Committed.STALE
-        block.committed |= 1 << position
-        if block.committed != self._all_committed:
-            self._table.rest(block)
-            return Committed.WAITING
-        self._table.make_resident(block)
-        queued = self._dirty < self.dirty_max_slots
-        if queued:
-            block.dirty = True
-            block.kept += 1
-            self._dirty += 1
-        else:
-            self._sums.upload_dropped += 1
-        self._table.rest(block)
-        return Committed.DIRTY if queued else Committed.CLEAN
+        return self._arrivals.commit(part, slot, ticket)
 
     def abandon(self, part: int, slot: int, ticket: int) -> bool:
         """This part will not be copied, and nothing is copying into it any more.
 
         The block is given up: found no more at once, its slot free once no other part's writer is active. False: stale.
         """
-        block, position = self._written(part, slot, ticket)
-        if block is None:
-            return False
-        self._give_up(block, position)
-        return True
-
-    def _written(self, part: int, slot: int, ticket: int) -> tuple[Block | None, int]:
-        position = self._position.get(part, -1)
-        block = self._table.occupied.get(slot)
-        if block is not None and block.ticket == ticket and position in block.writers:
-            return block, position
-        self._sums.stale_commits += 1
-        return None, position
-
-    def _give_up(self, block: Block, position: int) -> None:
-        self._sums.abandoned += 1
-        self._book.end_write(block, position)
-        if block.state is State.DOOMED:
-            self._table.rest(block)
-        else:
-            self._table.discard(block)
+        return self._arrivals.abandon(part, slot, ticket)
 
     # Holders that went away.
 
@@ -265,7 +199,7 @@ class Directory:
         """
         holding = self._book.holders.get(holder, Holding())
         for block, position in list(holding.writes):
-            self._give_up(block, position)
+            self._arrivals.give_up(block, position)
         for lease_id, reader in list(holding.shares):
             self.release(lease_id, reader)
         was_attached = holder in self._book.attached
@@ -282,23 +216,7 @@ class Directory:
         come back by `finish_fetch`, also after a failure or a cancellation. Pin what precedes these blocks first, or it
         may be evicted for them.
         """
-        slots: list[int | None] = []
-        for ordinal, block_hash in enumerate(hashes, start_block):
-            slots.append(self._fetch_slot(block_hash, parent, ordinal))
-            parent = block_hash
-        return slots
-
-    def _fetch_slot(self, block_hash: BlockHash, parent: BlockHash, ordinal: int) -> int | None:
-        known = self._table.find(block_hash)
-        if known is not None:
-            if known.state is not State.WRITING or known.busy:
-                return None
-            self._table.discard(known)  # parts of it arrived, nobody copies: storage has all of it
-        block = self._table.allocate(block_hash, parent, ordinal, State.FETCHING)
-        if block is None:
-            self._sums.no_room += 1
-            return None
-        return block.slot
+        return self._arrivals.begin_fetch(hashes, parent=parent, start_block=start_block)
 
     def finish_fetch(self, slot: int, ok: bool) -> bool:
         """Nothing writes into `slot` any more; `ok`: every part of the block is in it, verified.
@@ -306,20 +224,7 @@ class Directory:
         Whether the block is resident now; it may have been dropped meanwhile. Otherwise the slot is free. It can be
         evicted from now on: match or hold it before the next await.
         """
-        block = self._table.occupied.get(slot)
-        if block is None or not block.fetching:
-            raise ValueError(f"slot {slot} is not being fetched into")
-        block.fetching = False
-        if block.state is State.DOOMED:
-            self._table.rest(block)
-            return False
-        if not ok:
-            self._table.discard(block)
-            return False
-        block.committed = self._all_committed
-        self._table.make_resident(block)
-        self._table.rest(block)
-        return True
+        return self._arrivals.finish_fetch(slot, ok)
 
     # Uploading.
 
@@ -359,6 +264,16 @@ class Directory:
             self.unhold(held)
         if run:
             self.touch_chain(run[0].block, UPLOADED_ANCESTORS)
+
+    def _enqueue(self, block: Block) -> bool:
+        """Keeps a block until it is stored or given up on. False: too many wait already."""
+        if self._dirty >= self.dirty_max_slots:
+            self._sums.upload_dropped += 1
+            return False
+        block.dirty = True
+        block.kept += 1
+        self._dirty += 1
+        return True
 
     def _clean(self, block: Block) -> None:
         block.dirty = False
@@ -447,4 +362,4 @@ class Directory:
         assert self._dirty == sum(block.dirty for block in blocks), "dirty miscounted"
         assert self._dirty <= self.dirty_max_slots, "too many dirty blocks"
         for block in self._table.resident.values():
-            assert block.committed == self._all_committed, f"slot {block.slot} is resident without all parts"
+            assert block.committed == self._arrivals.all_committed, f"slot {block.slot} is resident without all parts"

@@ -18,7 +18,7 @@ from s3kv.tier.host import read_host_memory
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("4096", 4096), ("10GiB", 10 << 30), ("1.5t", 3 << 39), ("20 kb", 20 << 10), ("7b", 7)]
+    ("text", "value"), [("4096", 4096), ("10GiB", 10 << 30), ("1.5TiB", 3 << 39), ("20 kB", 20_000), ("7b", 7)]
 )
 def test_sizes(text: str, value: int) -> None:
     assert parse_size(text) == value
