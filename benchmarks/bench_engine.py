@@ -107,13 +107,15 @@ def engine_halves(device: torch.device) -> Iterator[tuple[Any, Any]]:
         config = SimConfig(model=SHAPE, tokens_per_block=BLOCK, num_pages=4096, max_batch_size=REQUESTS)
         args = make_llm_args(config, ConnectorConfig(**CONNECTOR), 0)
         worker, scheduler = S3KVWorker(args), S3KVScheduler(args)
-        worker.register_kv_cache_layout(make_manager(config, device).layout())
+        manager = make_manager(config, device)  # owns the pages, so it must outlive the worker
+        worker.register_kv_cache_layout(manager.layout())
         scheduler.wait_for_initialization()
         try:
             yield scheduler, worker
         finally:
             scheduler.shutdown()
             worker.shutdown()
+            del manager
             del os.environ[CONFIG_VARIABLE]
 
 
