@@ -34,8 +34,9 @@ def _make_one(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o700)
     except FileExistsError:
-        if not folder.is_dir() and folder.exists():
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from None
+        with contextlib.suppress(FileNotFoundError):  # one look: between two it may go away and come back
+            if not stat.S_ISDIR(folder.stat().st_mode):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from None
 
 
 def publish(name: Callable[[Path, Path], None], staged: Path, path: Path, root: Path) -> None:

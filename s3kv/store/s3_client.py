@@ -19,7 +19,7 @@ from s3kv.store.base import (
     Failures,
     Page,
 )
-from s3kv.store.buffers import check_ranges, copy_into, for_each
+from s3kv.store.buffers import check_ranges, copy_pieces, for_each
 from s3kv.store.keys import check_key, check_prefix, check_start_after
 from s3kv.store.reads import DerivedReads
 from s3kv.store.s3_config import S3Config
@@ -47,9 +47,8 @@ class S3Client(DerivedReads):
             got = await self._read_span(key, span, only)
             if got is only:
                 return
-            for index in span.members:
-                at = ranges[index][0] - span.start
-                await copy_into(flat[index], got[at : at + flat[index].nbytes])
+            members = [(flat[index], ranges[index][0] - span.start) for index in span.members]
+            await copy_pieces([(out, got[at : at + out.nbytes]) for out, at in members])
 
         await for_each(plan_spans(ranges), read)
 
