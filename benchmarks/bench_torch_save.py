@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import statistics
 import sys
 import tempfile
 import time
@@ -21,7 +22,7 @@ from typing import Any
 
 from benchmarks import ROOT
 from benchmarks.agent_process import agent_process
-from benchmarks.harness import Clock, Options, Report, at_least
+from benchmarks.harness import Clock, Options, Report, Series, at_least, ratio
 from s3kv.client.connection import Connection
 from s3kv.client.protocol import Done, Drain, Drained, Forget
 from s3kv.settings import CONFIG_VARIABLE, Settings
@@ -41,6 +42,9 @@ CALLBACKS = (
 WIDE = ModelShape(num_layers=4, num_kv_heads=4, head_dim=128)
 
 
+PHASES = ("save", "load", "load, agent restarted")
+
+
 @dataclass
 class Spent:
     """Seconds of the executor's thread."""
@@ -54,7 +58,7 @@ def measure(options: Options) -> Report:
     prompts = [each for each in read_prompts(ROOT / "examples" / "prompts.jsonl") if each.repeated]
     tokens = [each.tokens for each in prompts[: 2 if options.quick else 4]]
     for name, shape in (("the demo's KV", ModelShape()), ("4 KiB a token and layer", WIDE)):
-        _compare(report, name, shape, tokens)
+        _compare(report, name, shape, tokens, options.rounds(5))
     report.note(
         "Loads of s3kv after a restart of the agent wait for the store within the budget of the match: "
         "wall time, and no CPU."
@@ -62,26 +66,31 @@ def measure(options: Options) -> Report:
     return report
 
 
-def _compare(report: Report, name: str, shape: ModelShape, prompts: list[tuple[int, ...]]) -> None:
-    with tempfile.TemporaryDirectory(prefix="s3kv-bench-") as folder, install():
-        ours = _ours(Path(folder), shape, prompts)
-        theirs = _theirs(Path(folder) / "files", shape, prompts)
+def _compare(report: Report, name: str, shape: ModelShape, prompts: list[tuple[int, ...]], rounds: int) -> None:
+    ours = {phase: Series() for phase in PHASES}
+    theirs = {phase: Series() for phase in PHASES}
+    for number in range(rounds):
+        with tempfile.TemporaryDirectory(prefix="s3kv-bench-") as folder, install():
+            contestants = [(ours, _ours), (theirs, _theirs)]
+            for series, run in contestants if number % 2 else contestants[::-1]:
+                for phase, spent in run(Path(folder), shape, prompts).items():
+                    series[phase].wall.append(spent.wall)
+                    series[phase].cpu.append(spent.cpu)
     blocks = sum(len(each) // TOKENS_PER_BLOCK for each in prompts)
     clocks: tuple[Clock, Clock] = ("wall", "cpu")
     for clock in clocks:
-        unit = "ms" if clock == "wall" else "ms CPU"
-        for phase in ("save", "load", "load, agent restarted"):
+        for phase in PHASES:
             peer = theirs[phase.partition(",")[0]]
             restarted = "restarted" in phase
-            _row(report, f"{name}, {blocks} blocks: {phase}", ours[phase], peer, clock, unit, judged=not restarted)
+            _row(report, f"{name}, {blocks} blocks: {phase}", ours[phase], peer, clock, judged=not restarted)
 
 
-def _row(report: Report, what: str, of: Spent, to: Spent, clock: Clock, unit: str, *, judged: bool) -> None:
+def _row(report: Report, what: str, of: Series, to: Series, clock: Clock, *, judged: bool) -> None:
     """The ratio is how many times faster s3kv is."""
-    figures = [getattr(each, clock) * 1e3 for each in (of, to)]
+    figures = [statistics.median(getattr(each, clock)) * 1e3 for each in (of, to)]
     report.row(
-        what, figures[0], unit, peer="torch.save, torch.load", peer_figure=figures[1], ratio=figures[1] / figures[0],
-        goal=at_least(10) if judged else None,
+        what, figures[0], "ms" if clock == "wall" else "ms CPU", peer="torch.save, torch.load", peer_figure=figures[1],
+        ratio=ratio(to, of, clock), goal=at_least(10) if judged else None,
     )  # fmt: skip
 
 
@@ -165,8 +174,9 @@ def _flush(settings: Settings, forget: bool = False) -> None:
 
 
 def _theirs(folder: Path, shape: ModelShape, prompts: list[tuple[int, ...]]) -> dict[str, Spent]:
-    folder.mkdir()
-    os.environ["TOY"] = json.dumps({"store": str(folder)})
+    files = folder / "files"
+    files.mkdir()
+    os.environ["TOY"] = json.dumps({"store": str(files)})
     sys.modules.pop(TOY.connector_module, None)
     try:
         saved, _ = _run(TOY, shape, prompts)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from s3kv.connector.device import check_copies, check_gathers, copy_on_host, gather_on_host
+from s3kv.connector.device import check_gathers, copy_on_host, gather_on_host
 from s3kv.connector.strips import Copies, Gather
 
 
@@ -108,7 +108,9 @@ class LazyDevice:
     def copy(self, copies: Sequence[Copies], stream: LazyStream) -> None:
         if self.failing_copies:
             raise RuntimeError("the copy engine is on fire")
-        check_copies(copies)
+        for each in copies:
+            each.target.check(each.target_rows)
+            each.source.check(each.source_rows)
         self.enqueue(stream, lambda: copy_on_host(copies))
 
     def pin(self, address: int, nbytes: int) -> str | None:
