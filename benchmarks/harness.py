@@ -249,7 +249,8 @@ def commit() -> str:
     """The commit that was measured, with a + when the tree differed from it; "" outside a checkout."""
     try:
         name = _git("rev-parse", "--short=12", "HEAD")
-        changed = _git("status", "--porcelain", "--untracked-files=no", "--", "s3kv", "benchmarks")
+        code = ("s3kv", "benchmarks", ":(exclude)benchmarks/results")
+        changed = _git("status", "--porcelain", "--untracked-files=no", "--", *code)
     except (OSError, subprocess.CalledProcessError):
         return ""
     return name + ("+" if changed else "")
