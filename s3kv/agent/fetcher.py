@@ -7,8 +7,8 @@ Invariants kept here:
 - What is missing or corrupt is forgotten everywhere by a repair record; what merely failed is tried again by the next
   request that wants it (invariant 4).
 
-With codec raw a fetch, checks included, runs at 1.06 to 1.18 times the MB/s of raw gets that are copied into a buffer,
-at 1.1 times their CPU (`python -m benchmarks agent`).
+With codec raw a fetch, checks included, runs at 0.94 to 1.02 times the MB/s of raw gets that are copied into a buffer,
+at 1.0 to 1.3 times their CPU (`python -m benchmarks agent`).
 """
 
 from __future__ import annotations

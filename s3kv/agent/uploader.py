@@ -5,7 +5,7 @@ Invariants kept here:
 - The blocks of a run stay where they are until the run is stored or given up on; then each is let go once (bounded,
   invariant 7: what cannot be stored within `upload.give_up_s` is dropped and counted).
 
-With codec raw an upload runs at 0.95 to 1.06 times the MB/s of raw puts of the same slots, and costs 0.2 to 0.3 s of
+With codec raw an upload runs at 0.89 to 1.01 times the MB/s of raw puts of the same slots, and costs 0.2 to 0.3 s of
 CPU a GB more, half of it checksums (`python -m benchmarks agent`).
 """
 

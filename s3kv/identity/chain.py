@@ -3,7 +3,7 @@
 The digest is blake2b, keyed by the namespace's digest. One running state is fed the scope, then block after block;
 a block's hash is the digest of the state at its end. That chains each block over everything before it and costs two
 calls a block (a fresh hash object a block costs three times as much). A list of 131,072 ids in blocks of 32 takes about
-5 times as long as one blake2b over the same bytes, 3.5 ms; 2 of these 5 are the compressions that 4,096 digests cost
+5 times as long as one blake2b over the same bytes, 3.3 ms; 2 of these 5 are the compressions that 4,096 digests cost
 (`python -m benchmarks chain`).
 
 Input, in order, little-endian:

@@ -9,9 +9,9 @@ Invariants (all checked by `check`)
 4. Nothing ends by a clock. A process that broke its connection may still be copying, so what it holds stays
    (*quarantined*) until it is known to have exited.
 
-A match of 1,024 blocks, 65,536 being resident, takes 1.5 to 1.6 times as long as bare dict look-ups of the same hashes
-in the same run, and the release of its lease 0.7 to 0.9 times as long (`benchmarks/bench_directory.py`; 0.39 to 0.47 ms
-and 0.19 to 0.26 ms on a machine with two busy cores, where most of it is waiting for memory).
+A match of 1,024 blocks, 65,536 being resident, takes 1.3 to 1.5 times as long as bare dict look-ups of the same hashes
+in the same run, and the release of its lease 0.9 to 1.0 times as long (`python -m benchmarks directory`; 0.24 to 0.38 ms
+and 0.15 to 0.27 ms, most of it waiting for memory).
 
 One event loop calls it; there is no lock, nothing blocks and nothing raises for what an engine sent late, twice or
 wrongly: that is ignored and counted. ValueError marks a mistake of the caller.
