@@ -10,8 +10,8 @@ Invariants (all checked by `check`)
    (*quarantined*) until it is known to have exited.
 
 A match of 1,024 blocks, 65,536 being resident, takes 1.3 to 1.5 times as long as bare dict look-ups of the same hashes
-in the same run, and the release of its lease 0.9 to 1.0 times as long (`python -m benchmarks directory`; 0.24 to 0.38 ms
-and 0.15 to 0.27 ms, most of it waiting for memory).
+in the same run, and the release of its lease 0.9 to 1.0 times as long (0.24 to 0.38 and 0.15 to 0.27 ms, most of it
+waiting for memory; `python -m benchmarks directory`).
 
 One event loop calls it; there is no lock, nothing blocks and nothing raises for what an engine sent late, twice or
 wrongly: that is ignored and counted. ValueError marks a mistake of the caller.
