@@ -178,7 +178,10 @@ class FetchSettings(Section):
 
 class CatalogSettings(Section):
     index_dir: Path | None = Field(None, description="Folder of the local index; default: beside the socket.")
-    poll_interval_s: Positive = 5.0
+    poll_interval_s: Positive = Field(
+        5.0,
+        description="Pause between listings of the log: $2.60 a month at 5 s, a twelfth while no engine is attached.",
+    )
     publish_interval_s: Positive = Field(0.5, description="Records of chunks made within this are one log segment.")
     poll_overlap_s: NotNegative = Field(60.0, description="How far back each poll lists, against clock skew.")
     max_clock_skew_s: Positive = 300.0

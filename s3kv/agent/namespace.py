@@ -31,6 +31,8 @@ from s3kv.tier.directory import Directory
 logger = logging.getLogger("s3kv.agent")
 
 _OPEN_RETRY_S = 5.0
+UNUSED_POLLS_EVERY = 12
+"""Without an engine and without anything to store, only every so many intervals are polled: a listing costs money."""
 _TOUCHED_TIPS = 65_536
 
 
@@ -294,11 +296,18 @@ class Namespace:
                 self._first_opening.set_result(None)
             if not self.catalog_open.is_set():
                 await asyncio.sleep(min(_OPEN_RETRY_S, interval))
+        unused = 0
         while True:
             await asyncio.sleep(self._r.rng.uniform(0.8, 1.2) * interval)
+            unused = 0 if self._in_use() else unused + 1
+            if unused % UNUSED_POLLS_EVERY:
+                continue
             await self._try("catalog_poll", self.catalog.poll)
             if self.catalog.wants_compaction():
                 await self._try("catalog_compact", self.catalog.compact)
+
+    def _in_use(self) -> bool:
+        return bool(len(self.engines) or self.packer.waiting_blocks or self.uploader.queued_chunks)
 
     async def _try(self, work: str, call: Callable[[], Awaitable[object]]) -> bool:
         try:
