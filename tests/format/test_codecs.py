@@ -39,6 +39,16 @@ def test_round_trip(codec: Codec, element_size: int, page: bytes) -> None:
     assert out == page
 
 
+@pytest.mark.parametrize("element_size", [1, 2, 4])
+def test_pages_may_lie_at_odd_addresses(element_size: int) -> None:
+    page = bf16_page(4096, 3)
+    whole = bytearray(1) + page
+    codec_id, buffers = encode_block(memoryview(whole)[1:], ZSTD, element_size)
+    out = bytearray(1 + len(page))
+    decode_block(b"".join(buffers), codec_id, element_size, memoryview(out)[1:])
+    assert out[1:] == page and out[0] == 0
+
+
 def test_only_the_plane_that_shrinks_is_compressed() -> None:
     page = normal_bf16(1 << 16)
     codec_id, buffers = encode_block(page, ZSTD, 2)
