@@ -24,7 +24,7 @@ from benchmarks import ROOT
 from benchmarks.agent_process import agent_process
 from benchmarks.harness import Clock, Options, Report, Series, at_least, ratio
 from s3kv.client.connection import Connection
-from s3kv.client.protocol import Done, Drain, Drained, Forget
+from s3kv.client.protocol import Drain, Drained
 from s3kv.settings import CONFIG_VARIABLE, Settings
 from s3kv.sim.config import ConnectorConfig, SimConfig, SimRequest
 from s3kv.sim.demo import CONNECTOR, NEW_TOKENS, TOKENS_PER_BLOCK, read_prompts
@@ -165,11 +165,9 @@ def _ours(folder: Path, shape: ModelShape, prompts: list[tuple[int, ...]]) -> di
     return found
 
 
-def _flush(settings: Settings, forget: bool = False) -> None:
+def _flush(settings: Settings) -> None:
     control = Connection.open(settings.agent.socket, "cli", timeout_s=10)
     control.call(Drain(control.next_id(), 60), Drained, timeout_s=70)
-    if forget:
-        control.call(Forget(control.next_id(), ""), Done, timeout_s=60)
     control.close()
 
 

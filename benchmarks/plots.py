@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -20,11 +19,10 @@ LINES = {"put s3kv": "C0-o", "put obstore": "C0--x", "get s3kv": "C1-o", "get ob
 
 
 def main() -> None:
-    IMAGES.mkdir(parents=True, exist_ok=True)
     if store := _read("store"):
         sizes, places = store["data"].get("size", []), store["data"].get("concurrency", [])
-        _throughput(sizes, "size", 1 / MIB, "MiB an object, 4 at once", IMAGES / "throughput-size.png", store)
-        _throughput(places, "at_once", 1, "16 MiB objects at once", IMAGES / "throughput-concurrency.png", store)
+        _throughput(sizes, "size", 1 / MIB, "MiB an object, 4 at once", "throughput-size", store)
+        _throughput(places, "at_once", 1, "16 MiB objects at once", "throughput-concurrency", store)
     if growth := _read("growth"):
         _growth(growth, _read("snapshot"))
 
@@ -36,19 +34,20 @@ def _read(name: str) -> dict[str, Any] | None:
 
 
 def _throughput(
-    points: list[dict[str, Any]], by: str, scale: float, label: str, target: Path, result: dict[str, Any]
+    points: list[dict[str, Any]], by: str, scale: float, label: str, name: str, result: dict[str, Any]
 ) -> None:
     if not points:
         return
     figure, axes = plt.subplots(figsize=SIZE)
-    for name, style in LINES.items():
-        axes.plot([each[by] * scale for each in points], [each[name] for each in points], style, label=name)
+    for line, style in LINES.items():
+        axes.plot([each[by] * scale for each in points], [each[line] for each in points], style, label=line)
     axes.set_xscale("log", base=2)
     axes.set_ylim(bottom=0)
     axes.set_xlabel(label)
     axes.set_ylabel("MB/s")
     axes.set_title(f"nginx on tmpfs, no TLS; {_when(result)}", fontsize=9)
-    _save(figure, axes, target)
+    axes.legend(fontsize=7)
+    save(figure, name, DPI)
 
 
 def _growth(result: dict[str, Any], snapshot: dict[str, Any] | None) -> None:
@@ -67,7 +66,8 @@ def _growth(result: dict[str, Any], snapshot: dict[str, Any] | None) -> None:
     axes.set_xlabel("times the blocks, chunks or agents")
     axes.set_ylabel("times the CPU")
     axes.set_title(_when(result), fontsize=9)
-    _save(figure, axes, IMAGES / "growth.png")
+    axes.legend(fontsize=7)
+    save(figure, "growth", DPI)
 
 
 def _when(result: dict[str, Any]) -> str:
@@ -75,13 +75,16 @@ def _when(result: dict[str, Any]) -> str:
     return f"{machine['cores']} cores, load {result['load_before']} before; {result['date'][:10]}, {result['commit']}"
 
 
-def _save(figure: Any, axes: Any, target: Path) -> None:
-    axes.grid(True, alpha=0.3)
-    axes.legend(fontsize=7)
+def save(figure: Any, name: str, dpi: int) -> None:
+    """Writes docs/img/NAME.png, every axes with a grid, and closes the figure."""
+    for axes in figure.axes:
+        axes.grid(True, alpha=0.3)
     figure.tight_layout()
-    figure.savefig(target, dpi=DPI)
+    IMAGES.mkdir(parents=True, exist_ok=True)
+    target = IMAGES / f"{name}.png"
+    figure.savefig(target, dpi=dpi)
     plt.close(figure)
-    print(target.relative_to(ROOT))
+    print(target.relative_to(ROOT), f"{target.stat().st_size / 1024:.0f} KiB")
 
 
 if __name__ == "__main__":

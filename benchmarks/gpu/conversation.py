@@ -79,13 +79,12 @@ def _serve(case: Case, model: Model, pages: Pages, trace: list[Any], rows: list[
                 row.setdefault("s3kv", []).append({"s": seconds, "loaded": loaded})
             totals = status(connection)["totals"]
             driver.shutdown()
-    number = CASES.index(case)
     later = [row for row in rows if row["turn"]]
-    pairs = [(row["computed_s"], row["s3kv"][number]["s"]) for row in later]
+    pairs = [(row["computed_s"], row["s3kv"][-1]["s"]) for row in later]
     found = {
         "name": case.name, "bytes_per_s": case.bytes_per_s, "wait_ms_per_1k_tokens": case.wait_ms_per_1k_tokens,
         "wait_cap_ms": case.wait_cap_ms, "fetched_blocks": totals["fetched_blocks"],
-        "loaded_fraction_of_later_turns": sum(row["s3kv"][number]["loaded"] for row in later)
+        "loaded_fraction_of_later_turns": sum(row["s3kv"][-1]["loaded"] for row in later)
         / sum(row["tokens"] for row in later),
         "later_turns": len(later), "faster": sum(served < computed for computed, served in pairs),
         "computed_s": sum(computed for computed, _ in pairs), "s3kv_s": sum(served for _, served in pairs),

@@ -1,7 +1,7 @@
 """Plots of a run on a GPU: `python -m benchmarks.gpu.plots [RESULT.json]` writes docs/img/gpu-*.png.
 
-Without an argument the newest benchmarks/results/gpu-*.json is read. Also prints the break-even lengths and the
-medians of the turns that docs/gpu.md names.
+Without an argument the newest benchmarks/results/gpu-*.json is read. Also prints the break-even lengths and how much
+faster the conversations were, which docs/gpu.md names.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from benchmarks import RESULTS, ROOT
+from benchmarks import RESULTS
+from benchmarks.plots import save
 
-IMAGES = ROOT / "docs" / "img"
 DPI = 90
 KIB = 1 << 10
 Row = dict[str, Any]
@@ -28,7 +26,6 @@ Row = dict[str, Any]
 
 def main(source: Path) -> None:
     result = json.loads(source.read_text())
-    IMAGES.mkdir(parents=True, exist_ok=True)
     note = f"{result['device']}, {result['date']}"
     _copies(result["copies"]["rows"], note)
     _overhead(result["shape_8b"], result["calls"], note)
@@ -160,12 +157,13 @@ def _conversation(data: Row, note: str) -> None:
     later = [row for row in data["rows"] if row["turn"]]
     lengths = [row["tokens"] / 1000 for row in later]
     axes.plot(lengths, [row["computed_s"] for row in later], "k.", ms=7, label="computed")
-    sums = [sum(row["computed_s"] for row in later)]
+    sums = [data["cases"][0]["computed_s"], *(case["s3kv_s"] for case in data["cases"])]
     for number, case in enumerate(data["cases"]):
-        seconds = [row["s3kv"][number]["s"] for row in later]
-        axes.plot(lengths, seconds, f"C{number}x", ms=5, mew=1.3, label=case["name"])
-        sums.append(sum(seconds))
-        print(f"{case['name']}: {sums[0] / sums[-1]:.2f} times faster in all, {case['faster']} of {len(later)} turns")
+        axes.plot(
+            lengths, [row["s3kv"][number]["s"] for row in later], f"C{number}x", ms=5, mew=1.3, label=case["name"]
+        )
+        gain = case["computed_s"] / case["s3kv_s"]
+        print(f"{case['name']}: {gain:.2f} times faster in all, {case['faster']} of {len(later)} turns")
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xticks([2, 5, 10, 20, 50], ["2k", "5k", "10k", "20k", "50k"])
@@ -193,13 +191,7 @@ _SMALL: dict[str, Any] = {"textcoords": "offset points", "fontsize": 7}
 
 def _save(figure: Any, name: str, title: str) -> None:
     figure.suptitle(title, fontsize=9)
-    for axes in figure.axes:
-        axes.grid(True, alpha=0.3)
-    figure.tight_layout()
-    target = IMAGES / f"{name}.png"
-    figure.savefig(target, dpi=DPI)
-    plt.close(figure)
-    print(target.relative_to(ROOT), f"{target.stat().st_size / KIB:.0f} KiB")
+    save(figure, name, DPI)
 
 
 if __name__ == "__main__":
