@@ -35,22 +35,11 @@ from s3kv.client.protocol import (
     pack_u32,
     unpack_u32,
 )
-from s3kv.client.reconnecting import MAX_PAUSE_FACTOR, ReconnectingClient
+from s3kv.client.reconnecting import ReconnectingClient
 from s3kv.errors import AgentUnavailable, ProtocolError
 from s3kv.identity import REPLICATED, NamespaceSpec
 from s3kv.settings import Settings
 from s3kv.tier.arena import Arena
-
-__all__ = [
-    "MAX_EPOCHS",
-    "MAX_PAUSE_FACTOR",
-    "LeaderClient",
-    "LeaseState",
-    "Offer",
-    "Reservation",
-    "WorkerClient",
-    "parts_of_rank",
-]
 
 MAX_EPOCHS = 8
 """Arenas of so many agents are kept mapped at most. An offer is used within an iteration or two, in which no agent can

@@ -146,10 +146,11 @@ def gather_on_host(gathers: Sequence[Gather]) -> None:
     check_gathers(gathers)
     moves: list[_Move] = []
     for each in gathers:
-        for source, target in ((lane.source, lane.target) for lane in each.lanes):
-            first, stride = target.base + target.stride * each.start, target.stride
+        for lane in each.lanes:
+            source, target = lane.source, lane.target
+            targets = count(target.base + target.stride * each.start, target.stride)
             sources = [source.base + source.stride * row for row in each.rows]
-            moves += zip(count(first, stride), sources, repeat(source.size))
+            moves += zip(targets, sources, repeat(source.size))
     _move(moves)
 
 

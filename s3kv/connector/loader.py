@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from s3kv.client.engine import MAX_PAUSE_FACTOR
+from s3kv.client.reconnecting import MAX_PAUSE_FACTOR
 from s3kv.connector.arenas import Arenas
 from s3kv.connector.device import Device, Event, Stream
 from s3kv.connector.guard import PromiseBroken, Troubles

@@ -95,12 +95,12 @@ class SnapshotRing:
         """In the order in which they were taken."""
         self._freed = rows.mark
 
-    def gather(self, start: int, pages: Sequence[Sequence[int]], stream: Stream) -> None:
+    def gather(self, start: int, pages: Sequence[list[int]], stream: Stream) -> None:
         """Enqueue: `pages[g][i]` of every group goes to row `start + i`.
 
         Row numbers wait for their upload in a place that belongs to the rows, so it is free again when the rows are.
         """
-        gathers = [Gather(lanes, list(pages[group]), start) for group, lanes in self._by_group]
+        gathers = [Gather(lanes, pages[group], start) for group, lanes in self._by_group]
         self._device.gather(gathers, stream, self._scratch, start * len(self._by_group))
 
     def _lanes_by_group(self) -> list[tuple[int, list[Lane]]]:

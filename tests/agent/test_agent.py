@@ -8,7 +8,6 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,27 +21,8 @@ from s3kv.store.base import ObjectMeta
 from s3kv.store.memory import MemoryStore
 
 
-def until(agent: RunningAgent, condition: Callable[[], bool]) -> None:
-    """Let the agent's loop run until `condition` holds; bounded in turns of the loop, not in time."""
-    import asyncio
-
-    async def wait() -> bool:
-        for _ in range(4000):
-            if condition():
-                return True
-            await asyncio.sleep(0.002)
-        return False
-
-    assert agent.call(wait)
-
-
 async def listed(store: MemoryStore, prefix: str) -> list[ObjectMeta]:
     return [meta async for page in store.list(prefix) for meta in page]
-
-
-def drain(agent: RunningAgent) -> tuple[int, int]:
-    result: tuple[int, int] = agent.call(lambda: agent.agent.node.drain(10.0))  # type: ignore[union-attr]
-    return result
 
 
 @pytest.mark.parametrize("shards", [1, 2])
@@ -102,18 +82,18 @@ def test_a_new_agent_and_engine_load_what_the_old_ones_stored(tmp_path: Path) ->
         chain = engine.chain(1, 9)
         engine.save(chain)
         engine.leader.finished(chain[-1])
-        until(agent, lambda: agent.totals().total(agent.totals().saved_blocks) == 9)
-        _, unsaved = drain(agent)
+        agent.until(lambda: agent.totals().total(agent.totals().saved_blocks) == 9)
+        _, unsaved = agent.drain()
         assert unsaved == 0
         engine.close()
     second = agent_settings(tmp_path / "b")
     with running_agent(second, store, seed=1) as agent:
         engine = FakeEngine.start(second, spec)
-        until(agent, agent.namespace(spec).catalog_open.is_set)
+        agent.until(agent.namespace(spec).catalog_open.is_set)
         assert engine.load(chain) == 9
         assert engine.load(chain) == 9
         engine.save(chain)
-        drain(agent)
+        agent.drain()
         assert agent.totals().total(agent.totals().uploaded_chunks) == 0, "what the bucket holds is not stored again"
         engine.close()
 
@@ -124,16 +104,16 @@ def test_two_agents_that_store_the_same_chunk_leave_one_object_and_both_serve_it
     with running_agent(settings[0], store, 1) as a, running_agent(settings[1], store, 2) as b:
         engines = [FakeEngine.start(each, spec) for each in settings]
         for agent in (a, b):
-            until(agent, agent.namespace(spec).catalog_open.is_set)
+            agent.until(agent.namespace(spec).catalog_open.is_set)
         chain = engines[0].chain(1, 4)
         for engine, agent in zip(engines, (a, b), strict=True):
             engine.save(chain)
-            until(agent, lambda agent=agent: agent.totals().total(agent.totals().saved_blocks) == 4)  # type: ignore[misc]
-        assert drain(a)[1] == drain(b)[1] == 0
+            agent.until(lambda agent=agent: agent.totals().total(agent.totals().saved_blocks) == 4)  # type: ignore[misc]
+        assert a.drain()[1] == b.drain()[1] == 0
         metas = a.call(lambda: listed(store, chunks_prefix(spec.name)))
         assert len(metas) == 2, "one object for each layer group"
         for engine, agent in zip(engines, (a, b), strict=True):
-            agent.call(lambda agent=agent: agent.agent.node.forget(""))
+            agent.forget()
             assert engine.load(chain) == 4
             engine.close()
 
@@ -144,12 +124,12 @@ def test_case_20_damaged_objects_are_a_miss_and_are_forgotten(tmp_path: Path, da
     settings = agent_settings(tmp_path)
     with running_agent(settings, store) as agent:
         engine = FakeEngine.start(settings, spec)
-        until(agent, agent.namespace(spec).catalog_open.is_set)
+        agent.until(agent.namespace(spec).catalog_open.is_set)
         chain, other = engine.chain(1, 4), engine.chain(2, 4)
         for each in (chain, other):
             engine.save(each)
-        until(agent, lambda: agent.totals().total(agent.totals().saved_blocks) == 8)
-        drain(agent)
+        agent.until(lambda: agent.totals().total(agent.totals().saved_blocks) == 8)
+        agent.drain()
         place = agent.namespace(spec).catalog.lookup(chain)[0]
         elsewhere = agent.namespace(spec).catalog.lookup(other)[0]
 
@@ -173,15 +153,15 @@ def test_case_20_damaged_objects_are_a_miss_and_are_forgotten(tmp_path: Path, da
             await store.put(key, bytes(data))
 
         agent.call(harm)
-        agent.call(lambda: agent.agent.node.forget(""))  # type: ignore[union-attr]
+        agent.forget()
         assert engine.load(chain) == 0
         assert agent.totals().total(agent.totals().repairs) == 1
         assert agent.namespace(spec).catalog.lookup(chain) == []
         assert engine.load(other) == 4
         engine.save(chain)
-        until(agent, lambda: agent.totals().total(agent.totals().saved_blocks) == 12)
-        drain(agent)
-        agent.call(lambda: agent.agent.node.forget(""))  # type: ignore[union-attr]
+        agent.until(lambda: agent.totals().total(agent.totals().saved_blocks) == 12)
+        agent.drain()
+        agent.forget()
         assert engine.load(chain) == 4, "storing it again heals it"
         engine.close()
 
@@ -239,12 +219,12 @@ def test_pins_and_reservations_last_exactly_as_long_as_their_process(tmp_path: P
         assert holder.stdout.readline().strip() == "3"
         if how == "close":
             assert holder.stdout.readline().strip() == "closed"
-            until(agent, lambda: agent.namespace(spec).directory.counters().quarantined == 5)
+            agent.until(lambda: agent.namespace(spec).directory.counters().quarantined == 5)
         counters = agent.call(lambda: agent.namespace(spec).directory.counters())
         assert (counters.pinned, counters.arriving) == (3, 2)
         holder.kill()
         holder.wait()
-        until(agent, lambda: agent.namespace(spec).directory.counters().pinned == 0)
+        agent.until(lambda: agent.namespace(spec).directory.counters().pinned == 0)
         counters = agent.call(lambda: agent.namespace(spec).directory.counters())
         assert (counters.pinned, counters.arriving, counters.quarantined) == (0, 0, 0)
         holder.stdin.close()
@@ -283,7 +263,7 @@ def test_garbage_ends_one_connection_and_nothing_else(tmp_path: Path, garbage: b
             client.sendall(garbage)
             while client.recv(4096):
                 pass
-        until(agent, lambda: agent.totals().total(agent.totals().refused_clients) == 1)
+        agent.until(lambda: agent.totals().total(agent.totals().refused_clients) == 1)
         assert engine.load(engine.chain(1, 2)) == 2
         engine.close()
 
@@ -336,7 +316,7 @@ def test_a_client_that_never_reads_is_dropped(tmp_path: Path, monkeypatch: pytes
         with pytest.raises(OSError):
             while True:
                 client.sendall(p.encode(p.Metrics(2)) * 50)
-        until(agent, lambda: agent.totals().total(agent.totals().refused_clients) == 1)
+        agent.until(lambda: agent.totals().total(agent.totals().refused_clients) == 1)
 
 
 def test_status_and_metrics_speak_the_glossary(tmp_path: Path) -> None:

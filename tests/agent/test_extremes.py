@@ -33,7 +33,7 @@ def test_the_one_block_of_a_tiny_tier_is_stored(tmp_path: Path) -> None:
         engine = FakeEngine.start(settings, spec)
         chain = engine.chain(1, 1)
         assert engine.save(chain) == 1
-        assert agent.call(lambda: agent.agent.node.drain(10.0)) == (1, 0)  # type: ignore[union-attr]
+        assert agent.drain() == (1, 0)
         engine.close()
 
 

@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.agents import FakeEngine, RunningAgent, agent_settings, running_agent, small_spec
+from support.agents import FakeEngine, agent_settings, running_agent, small_spec
 
 from s3kv.agent.server import _Frames
 from s3kv.client import protocol as p
 from s3kv.store.memory import MemoryStore
-
-
-def until(agent: RunningAgent, condition: Callable[[], bool]) -> None:
-    async def wait() -> bool:
-        for _ in range(4000):
-            if condition():
-                return True
-            await asyncio.sleep(0.002)
-        return False
-
-    assert agent.call(wait)
 
 
 def test_a_match_waits_for_what_comes_behind_blocks_that_are_here(
@@ -33,10 +21,10 @@ def test_a_match_waits_for_what_comes_behind_blocks_that_are_here(
     with running_agent(settings, MemoryStore()) as agent:
         engine = FakeEngine.start(settings, spec)
         namespace = agent.namespace(spec)
-        until(agent, namespace.catalog_open.is_set)
+        agent.until(namespace.catalog_open.is_set)
         chain = engine.chain(1, 4)
         engine.save(chain)
-        assert agent.call(lambda: agent.agent.node.drain(10.0))[1] == 0  # type: ignore[union-attr]
+        assert agent.drain()[1] == 0
         assert agent.call(lambda: namespace.directory.drop([chain[1], chain[3]])) == 2
         read = namespace.fetcher._read
 
@@ -59,11 +47,11 @@ def test_a_prefetch_looks_a_chain_up_a_few_times_and_not_with_every_arrival(
     with running_agent(settings, MemoryStore()) as agent:
         engine = FakeEngine.start(settings, spec)
         namespace = agent.namespace(spec)
-        until(agent, namespace.catalog_open.is_set)
+        agent.until(namespace.catalog_open.is_set)
         chain = engine.chain(1, 64)
         engine.save(chain)
-        assert agent.call(lambda: agent.agent.node.drain(20.0))[1] == 0  # type: ignore[union-attr]
-        agent.call(lambda: agent.agent.node.forget(""))  # type: ignore[union-attr]
+        assert agent.drain(20.0)[1] == 0
+        agent.forget()
         lookup = namespace.catalog.lookup
         looked_up: list[int] = []
 
@@ -84,12 +72,12 @@ def test_a_prefetch_of_more_than_host_memory_brings_what_fits_and_ends(tmp_path:
     with running_agent(settings, MemoryStore()) as agent:
         engine = FakeEngine.start(settings, spec)
         namespace = agent.namespace(spec)
-        until(agent, namespace.catalog_open.is_set)
+        agent.until(namespace.catalog_open.is_set)
         chain = engine.chain(1, 12)
         for first in (0, 6):
             engine.save(chain[: first + 6], first=first)
-            assert agent.call(lambda: agent.agent.node.drain(20.0))[1] == 0  # type: ignore[union-attr]
-        agent.call(lambda: agent.agent.node.forget(""))  # type: ignore[union-attr]
+            assert agent.drain(20.0)[1] == 0
+        agent.forget()
         assert agent.call(lambda: namespace.prefetch(chain, 1e6)) == (8, 4)
         engine.close()
 
@@ -103,12 +91,12 @@ def test_a_lease_whose_answer_cannot_be_delivered_ends_at_once(
     with running_agent(settings, MemoryStore()) as agent:
         engine = FakeEngine.start(settings, spec)
         namespace = agent.namespace(spec)
-        until(agent, namespace.catalog_open.is_set)
+        agent.until(namespace.catalog_open.is_set)
         chain = engine.chain(1, 4)
         engine.save(chain)
-        assert agent.call(lambda: agent.agent.node.drain(10.0))[1] == 0  # type: ignore[union-attr]
+        assert agent.drain()[1] == 0
         if policy == "park":
-            agent.call(lambda: agent.agent.node.forget(""))  # type: ignore[union-attr]
+            agent.forget()
         held: list[int] = []
         write = _Frames.write
 
@@ -121,7 +109,7 @@ def test_a_lease_whose_answer_cannot_be_delivered_ends_at_once(
         monkeypatch.setattr(_Frames, "write", lost)
         assert engine.match(chain).slots == []
         assert held == [4 if policy == "wait" else 1]
-        until(agent, lambda: namespace.directory.counters().pinned + len(namespace.promises) == 0)
+        agent.until(lambda: namespace.directory.counters().pinned + len(namespace.promises) == 0)
         engine.close()
 
 
@@ -145,6 +133,6 @@ def test_a_reservation_whose_answer_cannot_be_delivered_is_abandoned(
         with monkeypatch.context() as patch:
             patch.setattr(_Frames, "write", lost)
             worker.reserve(worker.write_parts[0], bytes(16), 0, chain)
-            until(agent, lambda: namespace.directory.counters().arriving == 0)
+            agent.until(lambda: namespace.directory.counters().arriving == 0)
         assert engine.save(chain) == 4
         engine.close()

@@ -38,7 +38,7 @@ def test_what_prometheus_scrapes_is_of_now_without_anybody_asking_for_the_status
         engine = FakeEngine.start(settings, spec)
         engine.save(engine.chain(1, 3))  # and asks for the status at its end
         assert wanted not in scraped(port)
-        assert agent.call(lambda: agent.agent.node.forget("")) == 3  # type: ignore[union-attr]
+        assert agent.forget() == 3
         for _ in range(500):
             if wanted in scraped(port):
                 break

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,31 +12,20 @@ from s3kv.client.engine import Offer
 from s3kv.store.memory import MemoryStore
 
 
-def until(agent: RunningAgent, condition: Callable[[], bool]) -> None:
-    async def wait() -> bool:
-        for _ in range(4000):
-            if condition():
-                return True
-            await asyncio.sleep(0.002)
-        return False
-
-    assert agent.call(wait)
-
-
 def stored(agent: RunningAgent, engine: FakeEngine, seeds: range, blocks: int) -> list[list[bytes]]:
     """Chains that the bucket holds and host memory does not."""
-    until(agent, agent.namespace(engine.spec).catalog_open.is_set)
+    agent.until(agent.namespace(engine.spec).catalog_open.is_set)
     chains = [engine.chain(seed, blocks) for seed in seeds]
     for chain in chains:
         assert engine.save(chain) == blocks
-        assert agent.call(lambda: agent.agent.node.drain(10.0))[1] == 0  # type: ignore[union-attr]
-        agent.call(lambda: agent.agent.node.forget(""))  # type: ignore[union-attr]
+        assert agent.drain()[1] == 0
+        agent.forget()
     return chains
 
 
 def kept(agent: RunningAgent, engine: FakeEngine, offer: Offer) -> bool:
     """Whether the promise is kept once no fetch is under way; asserts that it has not failed."""
-    until(agent, lambda: agent.namespace(engine.spec).fetcher.running_chunks == 0)
+    agent.until(lambda: agent.namespace(engine.spec).fetcher.running_chunks == 0)
     state = engine.workers[0].promised(offer.lease, offer.epoch)
     assert not state.failed
     return state.ready

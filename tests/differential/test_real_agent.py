@@ -66,7 +66,7 @@ def open_catalogs(agent: RunningAgent) -> None:
 
 def flush(agent: RunningAgent) -> None:
     assert agent.agent is not None and agent.agent.node is not None
-    agent.call(lambda: agent.agent.node.drain(20.0))  # type: ignore[union-attr]
+    agent.drain(20.0)
 
 
 def life(settings: Settings, work: Callable[[RunningAgent], list[SimResult]]) -> list[SimResult]:

@@ -211,8 +211,8 @@ def test_a_machine_without_further_threads_changes_nothing_for_a_running_agent(
             patch.setattr(threading.Thread, "start", refuse)
             for number in range(8):
                 engine.save(engine.chain(number, 5))
-            assert agent.call(lambda: agent.agent.node.drain(10.0))[1] == 0  # type: ignore[union-attr]
-            agent.call(lambda: agent.agent.node.forget(""))  # type: ignore[union-attr]
+            assert agent.drain()[1] == 0
+            agent.forget()
             for number in range(8):
                 assert engine.load(engine.chain(number, 5)) == 5
         engine.close()

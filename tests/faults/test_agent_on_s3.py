@@ -61,16 +61,7 @@ def on_s3(tmp_path: Path, moto_place: S3Place, proxy: FaultyProxy) -> OnS3:
 
 
 def wait(agent: RunningAgent, condition: Any) -> None:
-    import asyncio
-
-    async def turns() -> bool:
-        for _ in range(8000):
-            if condition():
-                return True
-            await asyncio.sleep(0.002)
-        return False
-
-    assert agent.call(turns)
+    agent.until(condition, turns=8000)  # requests go through a server of their own
 
 
 def store_all(agent: RunningAgent, engine: FakeEngine, chain: list[bytes], spec: NamespaceSpec = SPEC) -> None:
@@ -80,7 +71,7 @@ def store_all(agent: RunningAgent, engine: FakeEngine, chain: list[bytes], spec:
 
 
 def drop(agent: RunningAgent) -> None:
-    agent.call(lambda: agent.agent.node.forget(""))  # type: ignore[union-attr]
+    agent.forget()
 
 
 def test_case_35_a_strict_store_serves_save_load_and_collection(on_s3: OnS3) -> None:

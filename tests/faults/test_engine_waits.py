@@ -13,7 +13,8 @@ from support.silent_agent import Clock, SilentAgent, attached, welcome
 
 from s3kv.client import protocol as p
 from s3kv.client.connection import MAX_OUTBOX_BYTES
-from s3kv.client.engine import MAX_PAUSE_FACTOR, LeaderClient, Offer, WorkerClient
+from s3kv.client.engine import LeaderClient, Offer, WorkerClient
+from s3kv.client.reconnecting import MAX_PAUSE_FACTOR
 from s3kv.settings import Settings
 
 SPEC = small_spec()

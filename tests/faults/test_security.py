@@ -153,7 +153,7 @@ def test_case_19_no_raw_salt_and_no_prompt_in_any_key_object_index_log_metric_or
             (result,) = engine.generate([SimRequest(number, tuple(PROMPT.encode()), 4, cache_salt=SALT)])
             engine.reset_reuse()
         assert result.loaded_tokens > 0
-        agent.call(lambda: agent.agent.node.drain(10.0))  # type: ignore[union-attr]
+        agent.drain()
         texts += asked(settings)
     written = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "s3kv.yaml"]
     assert any("/chunk/" in str(path) for path in written) and any("/log/" in str(path) for path in written)
@@ -199,7 +199,7 @@ def test_secrets_are_in_no_settings_output_log_status_or_error(
     with caplog.at_level(logging.DEBUG), running_agent(settings) as agent:
         engine = FakeEngine.start(settings, small_spec())
         engine.save(engine.chain(1, 2))
-        agent.call(lambda: agent.agent.node.drain(1.0))  # type: ignore[union-attr]
+        agent.drain(1.0)
         texts += [text.decode() for text in asked(settings)]
         engine.close()
     config = tmp_path / "with-secrets.yaml"

@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import random
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from s3kv.agent.node import Node
 from s3kv.agent.service import Agent
 from s3kv.client.engine import LeaderClient, Offer, WorkerClient
 from s3kv.client.protocol import Report, Status
@@ -90,6 +91,33 @@ class RunningAgent:
         assert self._loop is not None
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result(30)
 
+    def until(self, condition: Callable[[], object], turns: int = 4000) -> None:
+        """Let the agent's loop run until `condition` holds; bounded in turns of the loop, not in time."""
+
+        async def wait() -> bool:
+            for _ in range(turns):
+                if condition():
+                    return True
+                await asyncio.sleep(0.002)
+            return False
+
+        assert self.call(wait)
+
+    def drain(self, deadline_s: float = 10.0) -> tuple[int, int]:
+        """See `Node.drain`."""
+        result: tuple[int, int] = self.call(lambda: self._node.drain(deadline_s))
+        return result
+
+    def forget(self) -> int:
+        """Everything goes from host memory; see `Node.forget`."""
+        count: int = self.call(lambda: self._node.forget(""))
+        return count
+
+    @property
+    def _node(self) -> Node:
+        assert self.agent is not None and self.agent.node is not None
+        return self.agent.node
+
     def stop(self, deadline_s: float = 5.0) -> None:
         assert self.agent is not None
         if self._thread.is_alive():  # it may have stopped by itself
@@ -99,8 +127,7 @@ class RunningAgent:
         assert not self._thread.is_alive()
 
     def namespace(self, spec: NamespaceSpec) -> Any:
-        assert self.agent is not None and self.agent.node is not None
-        return self.agent.node.namespaces[spec.digest]
+        return self._node.namespaces[spec.digest]
 
     def totals(self) -> Any:
         assert self.agent is not None
