@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 import obstore
 from obstore.exceptions import BaseError, InvalidPathError
-from obstore.store import MemoryStore
 
 from s3kv.errors import (
     ConfigError,
@@ -27,6 +26,7 @@ from s3kv.errors import (
     Transient,
 )
 from s3kv.settings import StoreSettings
+from s3kv.store import obstore_threads
 from s3kv.store.base import LIST_PAGE_KEYS, Body, Failures, Names, ObjectMeta, Page
 from s3kv.store.buffers import body_parts, join, until_returned
 from s3kv.store.credentials import NoCredentials, provider
@@ -41,31 +41,17 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-def _start_runtime() -> None:
-    """Make obstore start its threads now. Raises ConfigError when the machine has no descriptor or thread for them.
-
-    Left to the first request, a moment without descriptors makes obstore unusable for the rest of the process: its
-    runtime is poisoned, and every later call panics.
-    """
-    try:
-        obstore.put(MemoryStore(), "start", b"")
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # a panic in Rust is no Exception
-        raise ConfigError(f"{named('client')}: obstore cannot start: {error}") from error
-
-
 class ObstoreS3(S3Client):
     def __init__(self, settings: StoreSettings, config: S3Config) -> None:
         super().__init__(settings, config)
-        _start_runtime()
+        obstore_threads.start()
         self._store = _connect(settings, config, bulk_delete=True)
         self._single = _connect(settings, config, bulk_delete=False)
 
     async def _read_span(self, key: str, span: Span, only: memoryview | None) -> memoryview:
         size = span.end - span.start
-        request = obstore.get_range_async(self._store, key, start=span.start, length=size)
-        got = memoryview(await self._ask("get", key, request))
+        asked = self._ask("get", key, obstore.get_range_async(self._store, key, start=span.start, length=size))
+        got = memoryview(await asked)
         if got.nbytes < size:
             raise CorruptData(f"object {key} ends {size - got.nbytes} bytes before the range does")
         return got
@@ -107,8 +93,8 @@ class ObstoreS3(S3Client):
                 yield page
 
     async def list_prefixes(self, prefix: str) -> Names:
-        request = obstore.list_with_delimiter_async(self._store, check_prefix(prefix) or None)
-        found = await self._ask("list", prefix, request)
+        asked = self._ask("list", prefix, obstore.list_with_delimiter_async(self._store, check_prefix(prefix) or None))
+        found = await asked
         return sorted(name + "/" for name in found["common_prefixes"] if why_bad_key(name) is None)
 
     async def _delete_batch(self, keys: Sequence[str]) -> Failures:
@@ -126,6 +112,7 @@ class ObstoreS3(S3Client):
         """obstore closes its connections when nobody refers to it."""
 
     async def _ask(self, verb: str, key: str, request: Awaitable[T]) -> T:
+        obstore_threads.watch(request)
         try:
             return await request
         except StopAsyncIteration:
@@ -136,6 +123,8 @@ class ObstoreS3(S3Client):
             if type(error).__name__ != "PanicException":  # cancellation and the like
                 raise
             raise Transient(f"{verb} {key}: the S3 client failed inside") from error
+        finally:
+            del request  # the error's traceback would keep it, and `obstore_threads` waits for its end
 
     def _translate(self, subject: str, error: Exception) -> S3kvError:
         text = str(error)
