@@ -20,6 +20,7 @@ from s3kv.gc.inspect import inspect_key
 from s3kv.gc.verify import verify_chunks
 from s3kv.settings import CatalogSettings
 from s3kv.store.base import Store
+from s3kv.store.keys import SCRATCH_PREFIX
 from s3kv.store.opening import open_unguarded
 
 if TYPE_CHECKING:
@@ -50,7 +51,9 @@ async def _objects(run: ChaosRun, store: Store) -> None:
     for meta in listed:
         data = await store.get(meta.key, MAX_OBJECT_BYTES)
         _search(run, meta.key, meta.key.encode() + data)
-        if meta.key.startswith("probe/"):  # whether the store honours conditions was asked, and the asker was killed
+        if meta.key.startswith(
+            SCRATCH_PREFIX
+        ):  # whether the store honours conditions was asked, and the asker was killed
             run.outcome.notes["probes left behind"] += 1
             continue
         try:

@@ -62,18 +62,31 @@ def store(
         f"{objects} objects of {size(each)}, {at_once} at once",
         table(None, ("", ">"), rows),
         f"{verdict} ({kv_bytes:,} KV bytes a token, {ratio:g} : 1).",
+        *_about_left(rates),
     )
+
+
+def _about_left(rates: Rates) -> list[str]:
+    from s3kv.store.keys import SCRATCH_PREFIX
+
+    if not rates.left_objects:
+        return []
+    return [
+        f"{rates.left_objects} objects are left under {SCRATCH_PREFIX}: these credentials may not delete. "
+        "The bucket's lifecycle rule removes them after a day."
+    ]
 
 
 async def _measure(session: Session, objects: int, each: int, concurrency: int) -> Rates:
     from s3kv.store.bench import measure_store
+    from s3kv.store.keys import SCRATCH_PREFIX
 
     body = random.Random(0).randbytes(each)
     async with opened_store(session.settings) as opened:
         with session.meter("put and get", 2 * objects * each, size=True) as meter:
             return await measure_store(
                 opened,
-                f"scratch/bench-{secrets.token_hex(8)}/",
+                f"{SCRATCH_PREFIX}bench-{secrets.token_hex(8)}/",
                 body,
                 objects=objects,
                 concurrency=concurrency,
@@ -91,4 +104,5 @@ def _as_data(rates: Rates) -> dict[str, Any]:
         "get_bytes_per_s": rates.get_bytes_s,
         "first_byte_median_s": rates.first_byte_median_s,
         "first_byte_p99_s": rates.first_byte_p99_s,
+        "left_objects": rates.left_objects,
     }

@@ -63,11 +63,12 @@ def _settings_checks(settings: Settings) -> Iterator[Check]:
 
 async def _store_checks(settings: Settings) -> list[Check]:
     from s3kv.store import open_store
+    from s3kv.store.keys import SCRATCH_PREFIX
     from s3kv.store.probe import Probe
 
     store = open_store(settings.store)
     try:
-        prefix = f"scratch/doctor-{secrets.token_hex(8)}/"
+        prefix = f"{SCRATCH_PREFIX}doctor-{secrets.token_hex(8)}/"
         probe = Probe(store, settings.store, prefix, clock=time.monotonic, wall_clock=time.time)  # noqa: TID251
         return await probe.run()
     finally:

@@ -96,7 +96,9 @@ class StoreSettings(Section):
         "obstore", description="Who carries the bytes. aioboto3 covers what only botocore does, at more CPU a byte."
     )
     region: str | None = Field(None, description="AWS region of the bucket; the AWS chain decides when unset.")
-    endpoint: str | None = Field(None, description="URL of an S3-compatible server; AWS when unset.")
+    endpoint: str | None = Field(
+        None, description="URL of an S3-compatible server; AWS's variables and profile decide when unset."
+    )
     path_style: bool | None = Field(None, description="Bucket in the path; default: yes when an endpoint is set.")
     ca_bundle: Path | None = Field(
         None, description="PEM file of CAs to trust: besides the system's (obstore), or instead (aioboto3)."

@@ -175,5 +175,19 @@ resource "aws_s3_bucket_lifecycle_configuration" "this" {
     }
   }
 
+  # Nodes may not delete what they put there to try the store out.
+  rule {
+    id     = "s3kv-expire-scratch${local.rule_suffix}"
+    status = "Enabled"
+
+    filter {
+      prefix = "${local.key_prefix}scratch/"
+    }
+
+    expiration {
+      days = 1
+    }
+  }
+
   depends_on = [aws_s3_bucket_policy.this]
 }

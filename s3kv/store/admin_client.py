@@ -8,29 +8,23 @@ from s3kv.errors import ConfigError
 from s3kv.settings import StoreSettings
 from s3kv.store.bucket_spec import BucketSpec
 from s3kv.store.keys import parse_url
-from s3kv.store.s3_config import s3_config
+from s3kv.store.s3_config import aws_session, s3_config
 
 
 def admin_client(settings: StoreSettings) -> Any:
     """Raises ConfigError that names the setting; no request is made."""
     import boto3
     from botocore.config import Config
-    from botocore.exceptions import ProfileNotFound
 
     location = parse_url(settings.url)
     config = s3_config(settings, location)
     secret, token = settings.secret_access_key, settings.session_token
-    try:
-        session = boto3.session.Session(
-            aws_access_key_id=settings.access_key_id,
-            aws_secret_access_key=secret.get_secret_value() if secret is not None else None,
-            aws_session_token=token.get_secret_value() if token is not None else None,
-            profile_name=settings.profile,
-        )
-    except ProfileNotFound as error:
-        raise ConfigError(
-            f"store.profile (or S3KV_STORE__PROFILE): there is no profile {settings.profile!r}"
-        ) from error
+    session = boto3.session.Session(
+        aws_access_key_id=settings.access_key_id,
+        aws_secret_access_key=secret.get_secret_value() if secret is not None else None,
+        aws_session_token=token.get_secret_value() if token is not None else None,
+        botocore_session=aws_session(settings.profile),
+    )
     verify: bool | str = str(config.ca_file) if config.ca_file is not None else settings.tls_verify
     return session.client(
         "s3",

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from s3kv.errors import PermissionDenied
 from s3kv.store.base import Store
 
 MIB = 1 << 20
@@ -23,6 +24,8 @@ class Rates:
     put_bytes_s: float
     get_bytes_s: float
     first_byte_s: tuple[float, ...]
+    left_objects: int = 0
+    """Put and still there: the credentials may not delete, as a node's need not."""
 
     @property
     def first_byte_median_s(self) -> float:
@@ -57,9 +60,19 @@ async def measure_store(
         await _all(keys, concurrency, lambda key: _get(store, key, len(body), progress))
         get_s = clock() - began
     finally:
-        await store.delete(keys)
+        left = await _remove(store, keys)
     total = objects * len(body)
-    return Rates(objects, len(body), concurrency, total / max(put_s, 1e-9), total / max(get_s, 1e-9), tuple(first))
+    return Rates(
+        objects, len(body), concurrency, total / max(put_s, 1e-9), total / max(get_s, 1e-9), tuple(first), left
+    )
+
+
+async def _remove(store: Store, keys: list[str]) -> int:
+    """How many could not be removed."""
+    try:
+        return len(await store.delete(keys))
+    except PermissionDenied:
+        return len(keys)
 
 
 async def _all(keys: list[str], concurrency: int, work: Callable[[str], Awaitable[None]]) -> None:

@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from s3kv.errors import ConfigError
+from s3kv.store.keys import SCRATCH_PREFIX
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _PREFIX = re.compile(r"([A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*)?")
 
+SCRATCH_EXPIRY_DAYS = 1
 PUBLIC_ACCESS_BLOCK = {
     "BlockPublicAcls": True,
     "IgnorePublicAcls": True,
@@ -68,7 +70,7 @@ class BucketSpec:
 
 
 def lifecycle_rules(spec: BucketSpec) -> list[dict[str, Any]]:
-    """The backstop: boto3's form of the three rules."""
+    """The backstop: boto3's form of the four rules."""
     return [
         _rule(
             spec.rule_id("abort-multipart"),
@@ -84,6 +86,11 @@ def lifecycle_rules(spec: BucketSpec) -> list[dict[str, Any]]:
             spec.rule_id("expire-leases"),
             {"Prefix": f"{spec.key_prefix}lease/"},
             Expiration={"Days": spec.lease_expiry_days},
+        ),
+        _rule(
+            spec.rule_id("expire-scratch"),
+            {"Prefix": spec.key_prefix + SCRATCH_PREFIX},
+            Expiration={"Days": SCRATCH_EXPIRY_DAYS},
         ),
     ]
 

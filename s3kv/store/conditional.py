@@ -1,7 +1,7 @@
 """Conditional puts on stores that may honour, refuse (501) or silently ignore `If-None-Match` and `If-Match`.
 
 `store.conditional_put` says how it is: `native` trusts the store, `none` never sends the headers, and `auto` finds out
-with a scratch object under `probe/` before the first conditional put (up to three small requests for each of the two
+with a scratch object before the first conditional put (up to three small requests for each of the two
 headers, once a process, and a delete).
 
 Without native support a conditional put is a head and then a put. Two writers that race may then both succeed. For
@@ -20,9 +20,9 @@ from typing import Literal
 
 from s3kv.errors import AlreadyExists, NotFound, PreconditionFailed, StoreError, Unsupported
 from s3kv.store.base import Body, Capabilities, Store
+from s3kv.store.keys import SCRATCH_PREFIX
 from s3kv.store.wrapper import StoreWrapper
 
-PROBE_PREFIX = "probe/"
 WRONG_ETAG = '"00000000000000000000000000000000"'
 Mode = Literal["auto", "native", "none"]
 
@@ -72,7 +72,7 @@ class ConditionalStore(StoreWrapper):
         """Find out what is not known yet. Raises StoreError when the store cannot say; the next call asks again."""
         async with self._probing:
             if self._absent is None or self._match is None:
-                key = PROBE_PREFIX + self._name()
+                key = f"{SCRATCH_PREFIX}conditional-{self._name()}"
                 try:
                     absent = await self._honours_absent(key)
                     match = await self._honours_match(key)

@@ -20,6 +20,8 @@ PART_MAX_BYTES = 255
 """Longest part between slashes: a file name on Linux."""
 PREFIX_MAX_BYTES = 512
 """Longest prefix in `store.url`, so that the longest key of format 1 fits behind it."""
+SCRATCH_PREFIX = "scratch/"
+"""Where a store is tried out. A lifecycle rule empties it: nodes may put objects there and not delete them."""
 EXPRESS_SUFFIX = "--x-s3"
 """Directory buckets (S3 Express One Zone) are named so by AWS."""
 

@@ -1,6 +1,7 @@
 """Trying every call that s3kv makes of a store under a scratch key, and saying what does not work and what to do.
 
-Nothing is left behind: scratch keys are removed at the end, also when a check fails or is cancelled.
+Scratch keys are removed at the end, also when a check fails or is cancelled. Where the credentials may not delete, the
+bucket's lifecycle rule for `scratch/` removes them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
-from s3kv.errors import AlreadyExists, BreakerOpen, CorruptData, NotFound, PreconditionFailed, StoreError, Unsupported
+from s3kv.errors import (
+    AlreadyExists,
+    BreakerOpen,
+    CorruptData,
+    NotFound,
+    PermissionDenied,
+    PreconditionFailed,
+    StoreError,
+    Unsupported,
+)
 from s3kv.settings import StoreSettings
 from s3kv.store.base import Store
 from s3kv.store.failures import describe_failure, named
@@ -172,9 +182,12 @@ class Probe:
         return Check("throughput", "ok", text)
 
     async def _delete(self) -> Check:
-        failures = await self._store.delete([self._key, self._key + "-bulk", self._key + "-once"])
-        if failures:
-            raise failures[0].error
+        try:
+            failures = await self._store.delete([self._key, self._key + "-bulk", self._key + "-once"])
+            if failures:
+                raise failures[0].error
+        except PermissionDenied:
+            return Check("delete", "warn", "these credentials may not delete", _remedy("may not delete"))
         return Check("delete", "ok", "bulk delete works")
 
 
@@ -182,5 +195,6 @@ def _remedy(name: str) -> str:
     return {
         "write": "see the sentence on the left; the permissions needed are in docs and in the Terraform module",
         "delete": f"if the store refuses bulk deletes set {named('delete_mode')} to single",
+        "may not delete": "right for a node; whoever runs s3kv gc needs s3:DeleteObject",
         "list": "grant s3:ListBucket on the bucket (and the prefix of store.url)",
     }.get(name, "see the sentence on the left")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from s3kv.errors import ConfigError
 from s3kv.settings import StoreSettings
@@ -60,21 +62,32 @@ def s3_config(settings: StoreSettings, location: Location) -> S3Config:
 
 
 def _endpoint(settings: StoreSettings) -> str | None:
-    """The setting, else the variables that AWS's own tools read (its SDK guide, "Service-specific endpoints").
+    """The setting, else what AWS's own tools read, in their order (its SDK guide, "Service-specific endpoints").
 
     Decided here for all clients: obstore knows one of the variables, and neither path style nor plain HTTP with it.
     """
-    name, value = named("endpoint"), settings.endpoint
-    if not value and os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() != "true":
-        for variable in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
-            if os.environ.get(variable):
-                name, value = variable, os.environ[variable]
-                break
-    if not value:
+    found = [(named("endpoint"), settings.endpoint)] if settings.endpoint else _configured_endpoints(settings.profile)
+    name, value = next(iter(found), ("", None))
+    if value is None:
         return None
     if not value.startswith(("http://", "https://")):
         raise ConfigError(f"{name} must begin with http:// or https://, not {value!r}")
     return value.rstrip("/")
+
+
+def _configured_endpoints(profile: str | None) -> Iterator[tuple[str, str]]:
+    """Where it stands and the URL; the first one counts."""
+    session = aws_session(profile)
+    if str(session.get_config_variable("ignore_configured_endpoint_urls")).lower() == "true":
+        return
+    for variable in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
+        if value := os.environ.get(variable):
+            yield variable, value
+    chosen = session.get_scoped_config()
+    services = session.full_config.get("services", {}).get(chosen.get("services"), {})
+    for section in (services.get("s3", {}), chosen):
+        if value := section.get("endpoint_url"):
+            yield "endpoint_url of the AWS profile", value
 
 
 def _path_style(settings: StoreSettings, location: Location, endpoint: str | None) -> bool:
@@ -88,10 +101,24 @@ def _chain_region(settings: StoreSettings, endpoint: str | None) -> str:
     named_region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     if named_region or endpoint is not None:
         return named_region or DEFAULT_REGION
-    import botocore.session
-
-    found = botocore.session.Session(profile=settings.profile).get_config_variable("region")
+    found = aws_session(settings.profile).get_config_variable("region")
     return str(found) if found else DEFAULT_REGION
+
+
+def aws_session(profile: str | None) -> Any:
+    """A botocore session whose configuration could be read. Raises ConfigError otherwise."""
+    from botocore.exceptions import BotoCoreError, ProfileNotFound
+    from botocore.session import Session
+
+    session = Session(profile=profile)
+    try:
+        session.get_scoped_config()
+    except ProfileNotFound as error:
+        name = named("profile") if profile is not None else "AWS_PROFILE"
+        raise ConfigError(f"{name}: there is no profile {session.profile!r}") from error
+    except BotoCoreError as error:  # the message names the file
+        raise ConfigError(str(error)) from error
+    return session
 
 
 def _ca_file(settings: StoreSettings) -> tuple[Path | None, str]:

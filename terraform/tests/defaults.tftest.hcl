@@ -76,6 +76,7 @@ run "lifecycle_is_the_backstop" {
   assert {
     condition = [for rule in aws_s3_bucket_lifecycle_configuration.this.rule : "${rule.id}=${try(rule.expiration[0].days, "none")}"] == [
       "s3kv-abort-multipart-s3kv=none", "s3kv-expire-cache-s3kv=90", "s3kv-expire-leases-s3kv=30",
+      "s3kv-expire-scratch-s3kv=1",
     ]
     error_message = "expiry days"
   }
@@ -107,7 +108,7 @@ run "the_root_of_the_bucket_as_prefix" {
   }
 
   assert {
-    condition     = [for rule in aws_s3_bucket_lifecycle_configuration.this.rule : rule.id] == ["s3kv-abort-multipart", "s3kv-expire-cache", "s3kv-expire-leases"]
+    condition     = [for rule in aws_s3_bucket_lifecycle_configuration.this.rule : rule.id] == ["s3kv-abort-multipart", "s3kv-expire-cache", "s3kv-expire-leases", "s3kv-expire-scratch"]
     error_message = "rule names"
   }
   assert {

@@ -10,6 +10,7 @@ from support.command import Cli
 from support.places import SPEC, Filled, Place
 from support.servers import S3Place
 
+from s3kv.errors import PermissionDenied, Unsupported
 from s3kv.settings import StoreSettings
 
 
@@ -139,14 +140,41 @@ def test_doctor_gives_a_remedy_for_each_finding(tmp_path: Path) -> None:
     assert {"write", "TLS"} <= {each["check"] for each in bad} and all(each["remedy"] for each in bad)
 
 
-def test_doctor_tries_each_needed_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from s3kv.errors import PermissionDenied
+@pytest.fixture(params=["each key", "the request"])
+def cli_that_may_not_delete(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """The Terraform module's node role may not: S3 answers a bulk delete key by key, a single one altogether."""
+    from s3kv.store.base import DeleteError
     from s3kv.store.local import LocalStore
 
-    async def denied(self: LocalStore, keys: list[str]) -> None:
-        raise PermissionDenied("the credentials may not delete")
+    async def denied(self: LocalStore, keys: list[str]) -> list[DeleteError]:
+        error = PermissionDenied("the credentials may not delete")
+        if request.param == "the request":
+            raise error
+        return [DeleteError(key, error) for key in keys]
 
     monkeypatch.setattr(LocalStore, "delete", denied)
+    return Cli("--store", f"file://{tmp_path}/kv", "--set", "tier.capacity_bytes=1048576")
+
+
+def test_a_node_that_may_not_delete_is_healthy(cli_that_may_not_delete: Cli) -> None:
+    checks = cli_that_may_not_delete("doctor", "--json").ok().json["checks"]
+    (delete,) = [each for each in checks if each["check"] == "delete"]
+    assert (delete["grade"], "s3kv gc needs" in delete["remedy"]) == ("warn", True)
+
+
+def test_what_a_bench_could_not_delete_is_said(cli_that_may_not_delete: Cli) -> None:
+    bench = ("bench", "store", "--objects", "3", "--size", "64KiB")
+    assert cli_that_may_not_delete(*bench, "--json").ok().json["left_objects"] == 3
+    assert "3 objects are left under scratch/" in cli_that_may_not_delete(*bench).ok().out
+
+
+def test_doctor_tries_each_needed_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from s3kv.store.local import LocalStore
+
+    async def refused(self: LocalStore, keys: list[str]) -> None:
+        raise Unsupported("no bulk delete")
+
+    monkeypatch.setattr(LocalStore, "delete", refused)
     ran = Cli("--store", f"file://{tmp_path}/kv")("doctor", "--json")
     assert ran.code == 1
     assert [each["check"] for each in ran.json["checks"] if each["grade"] == "fail"] == ["delete"]

@@ -18,6 +18,9 @@ from s3kv.errors import (
     Transient,
 )
 from s3kv.store import describe_failure, open_store
+from s3kv.store.admin_client import admin_client
+from s3kv.store.keys import parse_url
+from s3kv.store.s3_config import s3_config
 from s3kv.store.testing import pattern
 
 both = pytest.mark.parametrize("client", ["obstore", "aioboto3"])
@@ -148,6 +151,66 @@ async def test_the_endpoint_of_the_environment_is_used_where_the_settings_name_n
     await store.put("k", b"x")
     assert await store.get("k", 1) == b"x"
     assert all(each.path.startswith(f"/{opened.place.bucket}/") for each in opened.proxy.seen)
+
+
+PROFILES = """
+[profile plain]
+endpoint_url = {endpoint}
+[profile by-service]
+services = here
+endpoint_url = http://127.0.0.1:1
+[services here]
+s3 =
+  endpoint_url = {endpoint}
+[profile ignoring]
+ignore_configured_endpoint_urls = true
+endpoint_url = {endpoint}
+"""
+
+
+@pytest.fixture
+def profiles(opened: Opener, tmp_path: Path, clean_environment: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "config"
+    path.write_text(PROFILES.format(endpoint=opened.proxy.endpoint))
+    clean_environment.setenv("AWS_CONFIG_FILE", str(path))
+    return path
+
+
+@both
+@pytest.mark.parametrize("profile", ["plain", "by-service"])
+async def test_the_endpoint_of_the_profile_is_used_where_nothing_else_names_one(
+    opened: Opener, client: str, profile: str, profiles: Path
+) -> None:
+    store = opened(client=client, endpoint=None, profile=profile)
+    await store.put("k", b"x")
+    assert [each.path for each in opened.proxy.seen] == [f"/{opened.place.bucket}/{opened.place.prefix}/k"]
+
+
+def test_a_variable_comes_before_the_profile_which_may_forbid_both(
+    moto_place: S3Place, profiles: Path, clean_environment: pytest.MonkeyPatch
+) -> None:
+    def endpoint(profile: str) -> str | None:
+        settings = moto_place.settings(endpoint=None, profile=profile)
+        return s3_config(settings, parse_url(settings.url)).endpoint
+
+    clean_environment.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:2")
+    assert endpoint("by-service") == "http://127.0.0.1:2"
+    assert endpoint("ignoring") is None
+
+
+def test_a_profile_that_cannot_be_read_is_named(
+    moto_place: S3Place, profiles: Path, clean_environment: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=r"store\.profile .* there is no profile 'absent'"):
+        open_store(moto_place.settings(endpoint=None, profile="absent"))
+    with pytest.raises(ConfigError, match=r"store\.profile .* there is no profile 'absent'"):
+        admin_client(moto_place.settings(profile="absent"))
+    clean_environment.setenv("AWS_PROFILE", "gone")
+    with pytest.raises(ConfigError, match="AWS_PROFILE: there is no profile 'gone'"):
+        open_store(moto_place.settings(endpoint=None))
+    profiles.write_text("[broken")
+    with pytest.raises(ConfigError, match=str(profiles)):
+        open_store(moto_place.settings(endpoint=None))
 
 
 @pytest.mark.parametrize("endpoint", ["localhost:9000", "ftp://host"])
