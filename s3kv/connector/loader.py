@@ -44,11 +44,12 @@ _Job = tuple[Load, Event] | threading.Event | _NoJob
 
 @dataclass(slots=True)
 class _Parked:
-    """`after`: positions of the forward stream when the pages were handed out."""
+    """`after`: positions of the forward stream when the pages were handed out. `ended`: its request did, meanwhile."""
 
     load: Load
     after: list[Event]
     state: Literal["waiting", "copying", "failed"] = "waiting"
+    ended: bool = False
 
 
 class Loader:
@@ -139,6 +140,7 @@ class Loader:
         """With the lock held. False while a copy to the request's pages is under way."""
         parked = self._parked.get(request_id)
         if parked is not None and parked.state == "copying":
+            parked.ended = True
             return False
         if parked is not None:
             del self._parked[request_id]
@@ -222,7 +224,10 @@ class Loader:
                 self._device.copy(self._copies(load, state.slots[load.skip : load.skip + load.blocks]), stream)
                 self._device.record(stream).synchronize()
             except Exception as error:
-                self._fail(parked, str(error))
+                try:
+                    self._device.record(stream).synchronize()  # some of the copies may have begun
+                finally:
+                    self._fail(parked, str(error))
                 return
             self._client.release(load.lease, load.epoch)
             self._end(parked)
@@ -246,6 +251,9 @@ class Loader:
             if self._parked.get(parked.load.request_id) is not parked:
                 return  # it ended meanwhile, and its lease was given back then
             parked.state = "failed"
+            if parked.ended:
+                del self._parked[parked.load.request_id]
+                self._given.discard(parked.load.request_id)
         self._client.release(parked.load.lease, parked.load.epoch)
         self._troubles.log(
             "parked_load", LookupError(f"request {parked.load.request_id} is held until it is cancelled: {reason}")

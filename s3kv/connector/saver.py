@@ -63,11 +63,15 @@ class Snapshot(NamedTuple):
 
 @dataclass(slots=True)
 class _Written:
-    """Copies under way: what to commit, and rows to give back, once `copied` has happened."""
+    """Copies under way: what to commit, what to abandon, and rows to give back, once `copied` has happened.
+
+    A copy that failed may have begun: its slots are nobody else's before the stream is past it.
+    """
 
     rows: Rows
     copied: Event
     commits: list[tuple[int, Reservation, list[int]]] = field(default_factory=list)
+    failures: list[tuple[int, Reservation, list[int]]] = field(default_factory=list)
 
 
 _End = threading.Event | None
@@ -185,7 +189,7 @@ class Saver:
                 written.commits.append((part.part, reservation, wanted))
             except Exception as error:
                 self._troubles.log("save_copy", error)
-                self._client.abandon(part.part, reservation, wanted)
+                written.failures.append((part.part, reservation, wanted))
         written.copied = self._device.record(stream)
         return written
 
@@ -207,6 +211,8 @@ class Saver:
             for part, reservation, wanted in written.commits:
                 self._client.commit(part, reservation, wanted)
                 self._troubles.count("blocks_saved", len(wanted))
+            for part, reservation, failed in written.failures:
+                self._client.abandon(part, reservation, failed)
         except Exception as error:
             # The device failed: nothing is known of the bytes, so nothing is committed; the agent reclaims the slots
             # when this process, which cannot go on either, has ended.

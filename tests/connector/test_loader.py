@@ -135,6 +135,24 @@ def test_cancelled_while_copying_is_named_when_the_copy_is_over(rig: Rig) -> Non
     assert rig.transfers.loader.idle
 
 
+@pytest.mark.parametrize("ended", [False, True], ids=["held", "cancelled meanwhile"])
+def test_a_copy_that_fails_ends_with_its_request_once_nothing_writes_to_its_page(rig: Rig, ended: bool) -> None:
+    rig.park()
+    copy = rig.device.copy
+
+    def copy_and_fail(copies: object, stream: object) -> None:
+        if ended:
+            assert rig.transfers.finished([1], [1]) == ([], [])
+        copy(copies, stream)  # type: ignore[arg-type]
+
+    rig.device.copy = copy_and_fail  # type: ignore[method-assign]
+    rig.device.failing_copies = True
+    rig.poll(lambda: rig.troubles["parked_load"] == 1)
+    assert rig.device.at_rest
+    assert rig.transfers.finished([] if ended else [1], []) == ([1], [])
+    assert rig.transfers.loader.idle
+
+
 def test_case_06_a_held_request_is_named_once_though_saving_failed(rig: Rig) -> None:
     rig.agent.alive = False
     assert rig.transfers.finished([9], []) == ([9], [])

@@ -260,11 +260,22 @@ def test_case_28_no_room_or_no_agent_drops_the_save_and_recovers(rig: Rig) -> No
     assert rig.stored(A) == {5}
 
 
-def test_failed_copy_abandons_its_slots(rig: Rig) -> None:
+def test_a_failed_copy_abandons_its_slots_once_nothing_writes_to_them(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_rest: list[bool] = []
+    abandon = rig.agent.abandon
+
+    def watched(*args: Any) -> None:
+        at_rest.append(rig.device.at_rest)
+        abandon(*args)
+
+    monkeypatch.setattr(rig.agent, "abandon", watched)
     rig.device.failing_copies = True
     rig.save([A], [3])
     rig.drain()
     assert rig.troubles["save_copy"] == 1
+    assert at_rest == [True]
     rig.agent.check_at_rest()
     with pytest.raises(PromiseBroken):
         rig.transfers.bind(ConnectorMeta(loads=(Load(1, 5, 1, (0,), ((0,),)),)))

@@ -51,10 +51,12 @@ class LazyDevice:
         self.lock = threading.RLock()
         self.eager_side = eager_side
         self.forward = LazyStream("forward")
+        self.sides: list[LazyStream] = []
         self.adopted: set[int] = set()
         self.pinned: dict[int, int] = {}
         self.pin_error = pin_error
         self.failing_copies = False
+        """A copy that fails has begun: it is enqueued, and then raises."""
 
     def enqueue(self, stream: LazyStream, work: Callable[[], None]) -> None:
         with self.lock:
@@ -66,13 +68,18 @@ class LazyDevice:
         with self.lock:
             self.forward.run(len(self.forward.work))
 
+    @property
+    def at_rest(self) -> bool:
+        return all(each.done == len(each.work) for each in self.sides)
+
     # ---- Device ----
 
     def adopt(self) -> None:
         self.adopted.add(threading.get_ident())
 
     def new_stream(self) -> LazyStream:
-        return LazyStream("side", eager=self.eager_side)
+        self.sides.append(LazyStream("side", eager=self.eager_side))
+        return self.sides[-1]
 
     def current_stream(self) -> LazyStream:
         return self.forward
@@ -106,12 +113,12 @@ class LazyDevice:
         self.enqueue(stream, run)
 
     def copy(self, copies: Sequence[Copies], stream: LazyStream) -> None:
-        if self.failing_copies:
-            raise RuntimeError("the copy engine is on fire")
         for each in copies:
             each.target.check(each.target_rows)
             each.source.check(each.source_rows)
         self.enqueue(stream, lambda: copy_on_host(copies))
+        if self.failing_copies:
+            raise RuntimeError("the copy engine is on fire")
 
     def pin(self, address: int, nbytes: int) -> str | None:
         if self.pin_error is None:
