@@ -74,6 +74,8 @@ class Catalog:
         self._agent_id = agent_id % SNAPSHOT_AGENT
         self._syncer = Syncer(self._context)
         self._index: Index | None = None
+        self.announced = asyncio.Event()
+        """Set once the bucket's prefix is known to be of this format and namespace: nothing may be put there before."""
         self._syncing = asyncio.Lock()
         self._segments = SegmentWriter(self._context, self._agent_id)
         self._touches = Touches()
@@ -103,6 +105,7 @@ class Catalog:
 
     async def _start(self) -> None:
         identity = await announce(self._context.store, self._context.spec)
+        self.announced.set()
         while self._index is None:
             map_bytes = self._context.settings.map_bytes
             index = await self._context.write(Index.open, self._folder, identity, map_bytes=map_bytes)
@@ -143,6 +146,11 @@ class Catalog:
             hidden = (at for at, place in enumerate(found) if place.chunk_id in self._hidden)
             found = found[: next(hidden, len(found))]
         return found
+
+    @property
+    def readable(self) -> bool:
+        """False while `lookup` finds nothing for want of an index: not open yet, or a damaged one is made again."""
+        return self._index is not None and not self._damaged
 
     def chunk(self, chunk_id: bytes) -> ChunkEntry | None:
         """The entry of a stored chunk."""
