@@ -12,7 +12,6 @@ import threading
 from array import array
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -71,7 +70,7 @@ class ReconnectingClient:
         self._lock = threading.Lock()  # guards the three below
         self._connection: Connection | None = None
         self._ns = 0
-        self._untold: deque[Told] = deque(maxlen=MAX_UNTOLD)
+        self._untold: deque[tuple[int, Told]] = deque(maxlen=MAX_UNTOLD)  # with the epoch it is meant for
         self._next_try = float("-inf")
         self._pause_s = settings.agent.reconnect_s
 
@@ -109,10 +108,8 @@ class ReconnectingClient:
             connection.close()
             self._pause("attach_failed", error)
             return None
-        if self._connection is None or self._connection.epoch != connection.epoch:
-            self._untold.clear()
         self._connection = connection
-        self._tell_all(connection)
+        self._tell_all()
         self._pause_s = self._settings.agent.reconnect_s
         self.stats.count("connected")
         return connection
@@ -179,19 +176,31 @@ class ReconnectingClient:
         connection = self._connection
         if connection is None or connection.epoch != epoch:
             return
-        self._untold.append(message)
-        self._tell_all(connection)
+        self._untold.append((epoch, message))
+        self._tell_all()
 
-    def _tell_all(self, connection: Connection) -> None:
-        """Releases, commits and abandons may be told twice; what ended already is ignored."""
-        while self._untold and not connection.closed:
-            with suppress(IndexError):  # another thread was quicker
-                message = self._untold.popleft()
-                try:
+    def _tell_all(self) -> None:
+        """Releases, commits and abandons may be told twice; what ended already is ignored.
+
+        Several threads tell at once, and the agent may be replaced meanwhile: a message is kept with its epoch, and the
+        connection is looked at after the message was taken, so one of another epoch is of a run that is over.
+        """
+        while self._untold:
+            try:
+                epoch, message = self._untold.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            connection = self._connection
+            if connection is None or connection.epoch != epoch:
+                continue
+            try:
+                if not connection.closed:
                     connection.post(replace(message, ns=self._ns))
-                except AgentUnavailable as error:
-                    self._untold.appendleft(message)
-                    self.stats.trouble("agent_unavailable", error)
+                    continue
+            except AgentUnavailable as error:
+                self.stats.trouble("agent_unavailable", error)
+            self._untold.appendleft((epoch, message))
+            return
 
     def _slots_of(self, connection: Connection, data: bytes) -> array[int]:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -117,3 +118,39 @@ def test_arenas_stay_mapped_once_when_the_connection_to_the_same_agent_is_made_a
         assert memory_descriptors() == descriptors
         worker.close()
         assert mapped == []
+
+
+def test_what_a_slow_thread_still_has_to_tell_an_agent_that_is_gone_is_not_told_to_the_next(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread sleeps between taking the message and the socket until the client is attached to the next run."""
+    spec = small_spec()
+    held, go = threading.Event(), threading.Event()
+    with running_agent(settings, MemoryStore()):
+        engine = FakeEngine.start(settings, spec)
+        chain = engine.chain(1, 4)
+        engine.save(chain)
+        offer = engine.match(chain)
+        worker = engine.workers[0]
+        post = Connection.post
+
+        def slow(self: Connection, message: Any) -> None:
+            if threading.current_thread() is loader:
+                held.set()
+                assert go.wait(20)
+            post(self, message)
+
+        loader = threading.Thread(target=worker.release, args=(offer.lease, offer.epoch))
+        monkeypatch.setattr(Connection, "post", slow)
+        loader.start()
+        assert held.wait(20)
+    with running_agent(settings, MemoryStore(), seed=1) as agent:
+        assert worker.connect() and engine.leader.connect()
+        assert engine.save(chain) == 4
+        assert engine.match(chain).lease == offer.lease, "agents count their leases alike"
+        go.set()
+        loader.join()
+        worker.release(99, worker.epoch)  # whatever is told next takes along what is left
+        engine.settle()
+        assert agent.call(lambda: agent.namespace(spec).directory.counters()).pinned == 4
+        engine.close()
