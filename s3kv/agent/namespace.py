@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from array import array
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -19,6 +18,7 @@ from s3kv.agent.promises import PROMISE_BIT, Promises
 from s3kv.agent.publisher import Publisher
 from s3kv.agent.resources import Resources
 from s3kv.agent.together import PASS_ON
+from s3kv.agent.touching import Touching
 from s3kv.agent.uploader import Uploader
 from s3kv.catalog.catalog import Catalog
 from s3kv.client.protocol import NO_SLOT, Matched, PromiseState, Reserved, pack_u32
@@ -33,7 +33,6 @@ logger = logging.getLogger("s3kv.agent")
 _OPEN_RETRY_S = 5.0
 UNUSED_POLLS_EVERY = 12
 """Without an engine and without anything to store, only every so many intervals are polled: a listing costs money."""
-_TOUCHED_TIPS = 65_536
 
 
 class Namespace:
@@ -106,10 +105,10 @@ class Namespace:
             threads=resources.threads,
             metrics=metrics,
         )
-        self.promises = Promises(self._pin, self.directory.release, self._coming)
+        self.promises = Promises(self._pin, self.directory.release, self._coming, self._count_found)
         self.catalog_open = asyncio.Event()
         self._max_pinned = max(1, int(slots * settings.load.max_pinned_fraction))
-        self._touched: OrderedDict[bytes, None] = OrderedDict()
+        self._touching = Touching(self.catalog, resources.wall_clock)
         self._packer_wake = asyncio.Event()
         self._first_opening: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tasks = [asyncio.create_task(self._keep_catalog()), asyncio.create_task(self._seal_when_due())]
@@ -138,8 +137,11 @@ class Namespace:
         if coming and park:
             self.directory.release(found.lease_id)
             promised = hashes[: min(len(found.slots) + reach, self._max_pinned)]  # a lease of more is never given
-            lease = self.promises.make(promised, owner, readers)
-            return Matched(identity, lease, b"", len(promised), self._r.clock() - started)
+            waited = self._r.clock() - started
+            if len(promised) < min_blocks:
+                return Matched(identity, 0, b"", 0, waited)
+            self._count_match(hashes[len(promised) :], 0, waited)  # the others are counted once they have come
+            return Matched(identity, self.promises.make(promised, owner, readers), b"", len(promised), waited)
         if coming and (budget := min(wait_cap_s, wait_s_per_block * coming)) > 0:
             await self._wait_for(ahead[:reach], budget)
             first, found = found, self._pin(hashes, readers)
@@ -185,24 +187,14 @@ class Namespace:
             self._r.metrics.not_offered.labels("budget").inc()
 
     def _count_match(self, hashes: Sequence[bytes], found: int, waited_s: float) -> None:
-        metrics = self._r.metrics
-        metrics.matched_blocks.labels("tier").inc(found)
-        metrics.matched_blocks.labels("nowhere").inc(len(hashes) - found)
-        metrics.match_wait.observe(waited_s)
-        if found:
-            asyncio.get_running_loop().call_soon(self._touch, list(hashes[:found]))
+        self._r.metrics.match_wait.observe(waited_s)
+        self._r.metrics.matched_blocks.labels("nowhere").inc(len(hashes) - found)
+        self._count_found(hashes[:found])
 
-    def _touch(self, hashes: list[bytes]) -> None:
-        """Tell the catalog that these blocks' chunks are in use: once a chain end, since it is coarse anyway."""
-        tip = hashes[-1]
-        hour = int(self._r.wall_clock() // 3600)
-        key = tip + hour.to_bytes(4, "little")
-        if key in self._touched:
-            return
-        self._touched[key] = None
-        if len(self._touched) > _TOUCHED_TIPS:
-            self._touched.popitem(last=False)
-        self.catalog.touch(dict.fromkeys(place.chunk_id for place in self.catalog.lookup(hashes)))
+    def _count_found(self, hashes: Sequence[bytes]) -> None:
+        self._r.metrics.matched_blocks.labels("tier").inc(len(hashes))
+        if hashes:
+            self._touching.soon(hashes)
 
     def promised(self, identity: int, lease: int) -> PromiseState:
         ready, failed, slots = self.promises.state(lease)

@@ -27,17 +27,20 @@ class Promise:
 
 class Promises:
     """`match` pins a chain's resident prefix for these readers. `coming` starts what is missing of blocks, and says
-    whether it will be worth asking for the first of them again."""
+    whether it will be worth asking for the first of them again. `kept` is told the blocks of each promise once it is.
+    """
 
     def __init__(
         self,
         match: Callable[[Sequence[bytes], dict[Hashable, Hashable]], Match],
         release: Callable[[int, Hashable | None], bool],
         coming: Callable[[Sequence[bytes]], bool],
+        kept: Callable[[Sequence[bytes]], None],
     ) -> None:
         self._match = match
         self._release = release
         self._coming = coming
+        self._kept = kept
         self._promises: dict[int, Promise] = {}
         self._last = PROMISE_BIT
 
@@ -55,6 +58,7 @@ class Promises:
             found = self._match(promise.hashes, promise.readers)
             if len(found.slots) == len(promise.hashes):
                 promise.lease, promise.slots = found.lease_id, found.slots
+                self._kept(promise.hashes)
             else:
                 if found.lease_id:
                     self._release(found.lease_id, None)
