@@ -39,6 +39,10 @@ MAX_OUTBOX_BYTES = 16 << 20
 R = TypeVar("R", bound=Message)
 
 
+class AgentRefused(AgentUnavailable):
+    """An agent is there and does not serve this client. Next: what its text says; another one is not to be started."""
+
+
 class Connection:
     """Thread-safe: `_lock` guards the socket, the buffer and the descriptors that came with the last frames."""
 
@@ -64,7 +68,11 @@ class Connection:
     def open(
         cls, path: Path, role: str, *, timeout_s: float, clock: Callable[[], float] = time.monotonic
     ) -> Connection:
-        """Connect and greet. Raises AgentUnavailable when no agent of this protocol answers within `timeout_s`."""
+        """Connect and greet.
+
+        Raises AgentUnavailable when no agent answers within `timeout_s`, AgentRefused when one does not serve this
+        client: it is of another release, of another user, or has `agent.max_clients` of them.
+        """
         deadline = clock() + timeout_s
         sock: socket.socket | None = None
         try:
@@ -137,7 +145,7 @@ class Connection:
             return reply, fds
         close_all(fds)
         if isinstance(reply, Refused):
-            raise AgentUnavailable(reply.text)
+            raise AgentRefused(reply.text) if reply.fatal else AgentUnavailable(reply.text)
         self.close()
         raise AgentUnavailable(f"the agent answered {type(reply).__name__} instead of {expected.__name__}")
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
 
-from s3kv.client.connection import Connection
+from s3kv.client.connection import AgentRefused, Connection
 from s3kv.errors import AgentUnavailable
 from s3kv.settings import AgentSettings
 
@@ -60,12 +60,15 @@ def connect_or_start(
 ) -> Connection:
     """Connect; with `start` and nobody there, start an agent and wait for it.
 
-    Raises AgentUnavailable when none answers within `timeout_s`, or a started one within `agent.start_timeout_s`.
+    Raises AgentUnavailable when none answers within `timeout_s`, or a started one within `agent.start_timeout_s`, and
+    AgentRefused at once when one is there that does not serve this client: no other could have its socket.
     Two engines may start agents at once: the one that does not get the socket's lock exits, and both connect to the
     other.
     """
     try:
         return Connection.open(settings.socket, role, timeout_s=timeout_s, clock=clock)
+    except AgentRefused:
+        raise
     except AgentUnavailable:
         if not start:
             raise
@@ -77,6 +80,8 @@ def connect_or_start(
     while True:
         try:
             return Connection.open(settings.socket, role, timeout_s=max(deadline - clock(), _POLL_S), clock=clock)
+        except AgentRefused:
+            raise
         except AgentUnavailable as error:
             if clock() >= deadline:
                 log = settings.socket.with_suffix(".log")
