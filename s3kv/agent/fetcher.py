@@ -36,6 +36,8 @@ from s3kv.tier.directory import Directory
 
 logger = logging.getLogger("s3kv.agent")
 
+_BAD_CHUNKS = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class _Place:
@@ -72,6 +74,7 @@ class Fetcher:
         self._running: set[asyncio.Task[None]] = set()
         self._fetching: dict[bytes, asyncio.Task[None]] = {}
         self._waiters: set[asyncio.Future[None]] = set()
+        self._bad: dict[bytes, None] = {}  # chunks, oldest first
 
     @property
     def running_chunks(self) -> int:
@@ -89,6 +92,11 @@ class Fetcher:
 
     def on_its_way(self, block: bytes) -> bool:
         return block in self._fetching
+
+    def is_bad(self, block: bytes) -> bool:
+        """Its chunk was missing or corrupt when it was last fetched, and the catalog could not be told. It is only
+        fetched again for somebody who asks anew: who waits for it would wait for ever."""
+        return bool(self._bad) and any(place.chunk_id in self._bad for place in self._catalog.lookup([block]))
 
     async def arrival(self) -> None:
         """Returns when the next fetch has ended, well or not."""
@@ -116,6 +124,7 @@ class Fetcher:
         places = [_Place(fetch.first + offset, slot) for offset, slot in enumerate(slots) if slot is not None]
         if not places:
             return
+        self._bad.pop(fetch.chunk.chunk_id, None)
         task = asyncio.create_task(self._carry_out(fetch, places))
         self._running.add(task)
         for place in places:
@@ -167,6 +176,9 @@ class Fetcher:
             await self._catalog.forget([fetch.chunk.chunk_id], reason)
         except S3kvError as failure:
             self._metrics.troubles.labels("repair").inc()
+            self._bad[fetch.chunk.chunk_id] = None
+            if len(self._bad) > _BAD_CHUNKS:
+                del self._bad[next(iter(self._bad))]
             logger.warning("the repair record could not be published, others will find out themselves: %s", failure)
 
     async def _read(self, fetch: ChunkFetch, places: list[_Place]) -> None:

@@ -169,8 +169,16 @@ class Namespace:
         return len(blocks), coming
 
     def _coming(self, blocks: Sequence[bytes]) -> bool:
-        """Also while the first is resident, and all pins are taken, or an engine is just writing it."""
-        return bool(self.fetcher.start(blocks)) or self.directory.state(blocks[0]) in (State.RESIDENT, State.WRITING)
+        """Until the first is gone from the bucket, or what the bucket has of it is no good.
+
+        Not because all pins or slots are taken, an engine is just writing it, or the catalog cannot be read: that ends.
+        """
+        first = blocks[0]
+        if self.directory.state(first) is None and self.fetcher.is_bad(first):
+            return False
+        if self.fetcher.start(blocks) or self.directory.state(first) in (State.RESIDENT, State.WRITING):
+            return True
+        return bool(self.catalog.lookup([first])) or not self.catalog.readable
 
     async def _wait_for_catalog(self, budget_s: float) -> None:
         """Just after a start nobody knows yet what storage has: the first opening is worth the budget, no later one."""

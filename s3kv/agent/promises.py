@@ -2,7 +2,8 @@
 
 A promise is kept by a lease once every one of its blocks is resident. Until then it holds nothing, so a request that
 waits cannot fill the tier; blocks that were evicted meanwhile are fetched again. A promise whose blocks are gone from
-storage has failed, and is never reported kept (the stated exception to invariant 1).
+storage, or corrupt there, has failed, and is never reported kept (the stated exception to invariant 1). What merely
+takes longer (a full tier, a store that is away) is waited for: to fail costs a request, since nobody takes it back.
 """
 
 from __future__ import annotations
