@@ -10,20 +10,12 @@ from typing import Any
 
 from s3kv.connector.bringup import Placement, stated_tokens_per_block
 from s3kv.connector.layout import PagedCache
+from s3kv.connector.numerics import checkpoint_dtype, dtype_of, runtime_extra
 from s3kv.errors import ConfigError
 from s3kv.identity import NamespaceSpec, fingerprint_model
 from s3kv.settings import IdentitySettings
 
 logger = logging.getLogger("s3kv.connector")
-
-_DTYPES = {
-    "fp32": "float32",
-    "float": "float32",
-    "fp16": "float16",
-    "half": "float16",
-    "bf16": "bfloat16",
-    "fp8": "float8_e4m3fn",
-}
 
 
 def namespace_of(llm_args: Any, settings: IdentitySettings, cache: PagedCache, placement: Placement) -> NamespaceSpec:
@@ -37,7 +29,7 @@ def namespace_of(llm_args: Any, settings: IdentitySettings, cache: PagedCache, p
         tokens_per_block=tokens_per_block(llm_args, cache),
         groups=cache.specs(),
         shards=placement.ranks if cache.sharded else 1,
-        extra=(*settings.extra.items(), *_runtime_extra(llm_args)),
+        extra=(*settings.extra.items(), *runtime_extra(llm_args, cache, folder)),
     )
 
 
@@ -111,19 +103,8 @@ def _kv_dtype(llm_args: Any, cache: PagedCache) -> str:
     """The layout's own type; where it only says bytes, the arguments' or the checkpoint's."""
     if cache.dtype not in ("", "uint8", "int8"):
         return cache.dtype
-    argument = getattr(getattr(llm_args, "kv_cache_config", None), "dtype", None)
-    stated = str(argument or "auto").rsplit(".", 1)[-1].lower()
-    if stated == "auto":
-        stated = _checkpoint_dtype(model_folder(llm_args)) or cache.dtype or stated
-    return _DTYPES.get(stated, stated)
-
-
-def _checkpoint_dtype(folder: Path | None) -> str:
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8")) if folder is not None else {}
-    except (OSError, ValueError):
-        return ""
-    return str(config.get("torch_dtype") or config.get("dtype") or "") if isinstance(config, dict) else ""
+    stated = dtype_of(getattr(getattr(llm_args, "kv_cache_config", None), "dtype", None))
+    return stated or checkpoint_dtype(model_folder(llm_args)) or cache.dtype or "auto"
 
 
 def _quantization(llm_args: Any) -> str:
@@ -131,19 +112,3 @@ def _quantization(llm_args: Any) -> str:
     names = [getattr(config, name, None) for name in ("quant_algo", "kv_cache_quant_algo")]
     texts = [str(getattr(name, "value", name)) for name in names if name is not None]
     return json.dumps(texts) if texts else ""
-
-
-def _runtime_extra(llm_args: Any) -> list[tuple[str, str]]:
-    """Arguments that change the bytes or their order in a page: the attention backend, and overrides of the config.
-
-    With `load_format` dummy the weights are made up and not the checkpoint's.
-    """
-    found = []
-    load_format = getattr(llm_args, "load_format", None)
-    if str(getattr(load_format, "name", load_format)).rsplit(".", 1)[-1].lower() == "dummy":
-        found.append(("load_format", "dummy"))
-    for name in ("attn_backend", "model_kwargs"):
-        value = getattr(llm_args, name, None)
-        if value:
-            found.append((name, json.dumps(value, sort_keys=True, default=str)))
-    return found

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import BaseModel
 from support.connector_rig import ALONE, CONNECTOR, pages_cache, use_agent
 from support.fake_agent import FakeAgent
 
@@ -21,6 +22,7 @@ from s3kv.connector.layout import from_tensor
 from s3kv.connector.namespace import model_folder, namespace_of
 from s3kv.connector.worker import rank_engine_id
 from s3kv.errors import ConfigError
+from s3kv.identity import NamespaceSpec
 from s3kv.settings import IdentitySettings
 from s3kv.sim import Engine, ModelShape, SimConfig, SimRequest, install
 from s3kv.sim.llm_args import make_llm_args
@@ -170,6 +172,13 @@ CHANGES: dict[str, dict[str, Any]] = {
     "backend": {"args": {"attn_backend": "FLASHINFER"}},
     "made-up weights": {"args": {"load_format": "dummy"}},
     "model overrides": {"args": {"model_kwargs": {"rope_theta": 5}}},
+    "sparse attention": {"args": {"sparse_attention_config": SimpleNamespace(algorithm="rocket")}},
+    "sinks": {"args": {"kv_cache_config": SimpleNamespace(sink_token_length=4)}},
+    "type of computing": {"args": {"dtype": "float16"}},
+    "scales of quantization": {"args": {"force_dynamic_quantization": True}},
+    "lossy reduction": {"args": {"allreduce_strategy": "LOWPRECISION"}},
+    "lossy experts": {"args": {"moe_config": SimpleNamespace(use_low_precision_moe_combine=True)}},
+    "spared modules": {"args": {"quant_config": SimpleNamespace(exclude_modules=["*.k_proj"])}},
     "quantization": {"args": {"quant_config": SimpleNamespace(quant_algo="FP8", kv_cache_quant_algo=None)}},
     "kv quantization": {"args": {"quant_config": SimpleNamespace(quant_algo=None, kv_cache_quant_algo="FP8")}},
     "block size": {"cache": pages_cache(tokens_per_block=8)[0]},
@@ -189,6 +198,54 @@ def test_case_14_whatever_changes_the_bytes_changes_the_namespace(name: str) -> 
         change.get("place", ALONE),
     )
     assert base.digest != other.digest
+
+
+def v1_namespace(window: Any, **arguments: Any) -> NamespaceSpec:
+    """Of V1's tensor, which tells neither block size nor windows; four layers."""
+    cache = from_tensor(torch.zeros(8, 4, 2, 64, dtype=torch.bfloat16))
+    config = SimpleNamespace(tokens_per_block=32, max_attention_window=window)
+    return namespace_of(SimpleNamespace(model="m", kv_cache_config=config, **arguments), IDENTITY, cache, ALONE)
+
+
+def test_v1_windows_are_part_of_the_namespace_by_layer() -> None:
+    full, narrow, wide = v1_namespace(None), v1_namespace([1024]), v1_namespace([4096])
+    assert len({full.digest, narrow.digest, wide.digest, v1_namespace([1024, 4096]).digest}) == 4
+    assert v1_namespace([1024, 1024]) == v1_namespace((1024,)) == v1_namespace(1024) == narrow
+    assert v1_namespace([1024, 4096] * 2) == v1_namespace([1024, 4096])
+    assert NamespaceSpec.from_json(narrow.to_json()) == narrow
+
+
+def test_v2_windows_are_the_layouts_alone() -> None:
+    args = SimpleNamespace(model="m", kv_cache_config=SimpleNamespace(max_attention_window=[1024]))
+    base = namespace_of(SimpleNamespace(model="m"), IDENTITY, pages_cache()[0], ALONE)
+    assert namespace_of(args, IDENTITY, pages_cache()[0], ALONE) == base
+
+
+def test_arguments_that_change_nothing_leave_the_namespace_alone(tmp_path: Path) -> None:
+    """What releases without them get, so that an upgrade and a setting at its default find what is stored."""
+    defaults = {
+        "dtype": "auto", "sparse_attention_config": None, "force_dynamic_quantization": False, "model_kwargs": None,
+        "allreduce_strategy": "AUTO", "load_format": "auto", "video_pruning_rate": None,
+        "moe_config": SimpleNamespace(use_low_precision_moe_combine=False),
+    }  # fmt: skip
+    assert v1_namespace(None, **defaults) == v1_namespace(None)
+    (tmp_path / "config.json").write_text(json.dumps({"torch_dtype": "bfloat16", "quantization_config": {}}))
+    cache, quantized = pages_cache()[0], SimpleNamespace(exclude_modules=["lm_head"])
+    plain, stated = (
+        namespace_of(SimpleNamespace(model=str(tmp_path), **arguments), IDENTITY, cache, ALONE)
+        for arguments in ({}, {"dtype": "bf16", "quant_config": quantized})
+    )
+    assert plain == stated  # the checkpoint says so itself
+
+
+def test_settings_models_are_told_apart_by_their_fields() -> None:
+    class Sparse(BaseModel):
+        budget: int
+
+    def named(budget: int) -> NamespaceSpec:
+        return v1_namespace(None, sparse_attention_config=Sparse(budget=budget))
+
+    assert named(1) == named(1) != named(2)
 
 
 def test_a_user_without_a_home_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -194,3 +194,26 @@ def test_case_04_what_one_rank_saved_is_a_hit_on_another_under_attention_dp(monk
     assert warm[0].tokens == cold[0].tokens
     assert {type(each.namespace) for each in agent.clients} == {NamespaceSpec}
     assert len({each.namespace.digest for each in agent.clients}) == 1
+
+
+@pytest.mark.parametrize("manager", ["v1", "v2"])
+def test_servers_of_one_checkpoint_with_other_windows_share_nothing(
+    manager: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = FakeAgent(64)
+    use_agent(monkeypatch, agent)
+    first = SimRequest(1, tuple(random.Random(3).choices(range(200), k=130)), max_new_tokens=6)
+    second = dataclasses.replace(first, request_id=2)
+    windowed, full = (
+        dataclasses.replace(Setting(model, {"manager": manager, **CHUNKED}).config(), adapters={})
+        for model in ("one window", "full")
+    )
+    with install():
+        with serving(windowed) as engine:
+            engine.generate([first])
+        assert agent.blocks_saved()
+        expected = plain(full, [second])
+        with serving(full) as engine:
+            results = engine.generate([second])
+    assert results[0].loaded_tokens == 0
+    assert_same(expected, results)
