@@ -97,6 +97,18 @@ class Connection:
     def closed(self) -> bool:
         return self._closed
 
+    def alive(self) -> bool:
+        """Whether there still is a peer, as the socket knows it, without a word to the agent; never waits.
+
+        The connection is closed if there is none: who has nothing to say would never learn of it.
+        """
+        hangup = select.poll()  # one a call: several threads may not poll one object at a time
+        with contextlib.suppress(ValueError):  # closed meanwhile
+            hangup.register(self._sock, select.POLLRDHUP)
+            if hangup.poll(0):
+                self.close()
+        return not self._closed
+
     def next_id(self) -> int:
         return next(self._ids)
 

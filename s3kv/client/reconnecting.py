@@ -76,9 +76,9 @@ class ReconnectingClient:
 
     @property
     def epoch(self) -> int:
-        """Which run of the agent this is attached to; 0 for none."""
+        """Which run of the agent this is attached to; 0 for none, also when the agent has ended and nobody asked it."""
         connection = self._connection
-        return connection.epoch if connection is not None and not connection.closed else 0
+        return connection.epoch if connection is not None and connection.alive() else 0
 
     def connect(self) -> bool:
         """Start-up: connect, starting an agent if the settings allow it. False when there is none: serve without."""

@@ -1,19 +1,26 @@
-"""Policy park: loads in the background, and what `get_finished` may say of them."""
+"""Policy park: loads in the background, and what `get_finished` may say of them. And ranks that attach again."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from support.agents import FakeEngine, agent_settings, running_agent, small_spec
 from support.connector_rig import ALONE, namespace_for, pages_cache
 from support.fake_agent import FakeAgent
 from support.lazy_device import LazyDevice
 
+from s3kv.client.engine import LeaderClient, WorkerClient
+from s3kv.connector.arenas import Arenas
+from s3kv.connector.device import HostDevice
 from s3kv.connector.guard import Troubles
+from s3kv.connector.loader import Loader
 from s3kv.connector.metadata import ConnectorMeta, Load, Save
 from s3kv.connector.transfers import Transfers
-from s3kv.identity import ROOT
+from s3kv.identity import ROOT, GroupSpec, NamespaceSpec, RegionSpec
 from s3kv.settings import load_settings
+from s3kv.store.memory import MemoryStore
 
 NAME = b"a" * 16
 POLLS = 2000
@@ -178,3 +185,33 @@ def test_case_26_ranks_that_finish_at_different_polls_never_wait_for_each_other(
     assert quick.transfers.finished([], []) == ([], [])
     quick.transfers.close()
     slow.transfers.close()
+
+
+REPLICATED = NamespaceSpec("mla", "w", "bfloat16", 4, (GroupSpec((0,), None, (RegionSpec(1024, replicated=True),)),), 1)
+
+
+@pytest.mark.parametrize(
+    ("spec", "ranks"), [(small_spec(), 1), (REPLICATED, 2)], ids=["saves are off", "replicated KV"]
+)
+def test_a_rank_that_saves_nothing_is_attached_to_the_next_agent(
+    tmp_path: Path, spec: NamespaceSpec, ranks: int
+) -> None:
+    """It never asks the agent for anything, and without it the whole engine is offered nothing."""
+    settings, store, device = agent_settings(tmp_path, agent={"reconnect_s": 0.01}), MemoryStore(), HostDevice()
+    workers = [WorkerClient(settings, spec, rank=rank, ranks=ranks, engine_id="e") for rank in range(ranks)]
+    engine = FakeEngine(spec, LeaderClient(settings, spec, ranks=ranks, engine_id="e"), workers)
+    chain = engine.chain(1, 4)
+    with running_agent(settings, store) as agent:
+        assert engine.leader.connect() and all(worker.connect() for worker in workers)
+        engine.save(chain)
+        assert agent.drain()[1] == 0
+        first = workers[0].epoch
+    loaders = [Loader(worker, device, Arenas(device, "never"), [], Troubles(), reconnect_s=0.01) for worker in workers]
+    with running_agent(settings, store, seed=1) as agent:
+        agent.until(lambda: all(worker.epoch not in (0, first) for worker in workers))
+        assert engine.leader.connect()
+        agent.until(agent.namespace(spec).catalog_open.is_set)
+        assert engine.load(chain) == 4
+        for loader in loaders:
+            loader.close(10)
+        engine.close()
