@@ -2,6 +2,7 @@
 
 Invariants kept here:
 - Catalog follows data: the record goes out after every layer group's object is durable (invariant 6).
+- Nothing is put before the catalog has found the bucket's prefix to be of this format: nobody could ever read it.
 - The blocks of a run stay where they are until the run is stored or given up on; then each is let go once (bounded,
   invariant 7: what cannot be stored within `upload.give_up_s` is dropped and counted).
 
@@ -114,6 +115,8 @@ class Uploader:
         stored = False
         size = len(run.blocks) * self._pages.block_bytes
         try:
+            async with asyncio.timeout(max(0.0, deadline - self._clock())):
+                await self._catalog.announced.wait()
             async with self._places, self._inflight.take(size), asyncio.timeout(max(0.0, deadline - self._clock())):
                 await self._store_with_retries(run)
                 stored = True
@@ -135,7 +138,7 @@ class Uploader:
     def _drop(self, run: Run, error: BaseException) -> None:
         self.lost_blocks += len(run.blocks)
         self._metrics.dropped_blocks.labels("not_stored").inc(len(run.blocks))
-        logger.warning("%d blocks were not stored: %s", len(run.blocks), error or type(error).__name__)
+        logger.warning("%d blocks were not stored: %s", len(run.blocks), str(error) or type(error).__name__)
 
     async def _store_with_retries(self, run: Run) -> None:
         """The store retries single calls; this goes on through an outage until the time budget ends."""

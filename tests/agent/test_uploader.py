@@ -1,0 +1,49 @@
+"""What is put into the bucket, and what is not; in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+from support.virtual_agent import VirtualAgent, in_virtual_time
+
+from s3kv.format.keys import FORMAT_KEY
+from s3kv.format.limits import FORMAT
+from s3kv.store.memory import MemoryStore
+
+
+async def keys(memory: MemoryStore) -> list[str]:
+    return [meta.key async for page in memory.list("") for meta in page]
+
+
+def prefix_of_another_format() -> MemoryStore:
+    memory = MemoryStore()
+    asyncio.run(memory.put(FORMAT_KEY, json.dumps({"format": FORMAT + 1, "kind": "s3kv"}).encode()))
+    return memory
+
+
+def test_nothing_is_put_into_a_prefix_of_another_format(tmp_path: Path) -> None:
+    async def work(agent: VirtualAgent) -> None:
+        for seed in range(3):
+            assert agent.save(agent.chain(seed, 4)) == 4
+        await agent.quiet()
+        assert agent.total("dropped_blocks") == 12, "given up on and counted"
+        assert agent.now() >= agent.settings.upload.give_up_s
+        assert await keys(agent.memory) == [FORMAT_KEY]
+        assert await agent.load(agent.chain(0, 4)) == 4, "host memory serves on"
+        agent.check_at_rest()
+
+    in_virtual_time(tmp_path, work, memory=prefix_of_another_format())
+
+
+def test_what_waits_is_stored_once_the_prefix_is_right(tmp_path: Path) -> None:
+    async def work(agent: VirtualAgent) -> None:
+        chain = agent.chain(1, 4)
+        agent.save(chain)
+        await asyncio.sleep(agent.settings.upload.give_up_s / 2)
+        await agent.memory.delete([FORMAT_KEY])
+        await agent.stored(chain)
+        assert agent.total("dropped_blocks") == 0
+
+    in_virtual_time(tmp_path, work, memory=prefix_of_another_format())
