@@ -50,7 +50,6 @@ class _Stored:
 
     group: GroupObject
     codec_id: int
-    sent_bytes: int
 
 
 class Uploader:
@@ -173,12 +172,10 @@ class Uploader:
             groups=tuple(each.group for each in stored),
         )
         await self._publisher.publish(record)
-        self._metrics.uploaded_bytes.inc(sum(each.sent_bytes for each in stored))
 
     async def _store_group(self, run: Run, identity: bytes, hashes: tuple[bytes, ...], group: int) -> _Stored:
         header, parts = await self._encode(run, hashes, group)
         key = chunk_key(self._pages.spec.name, identity, group)
-        ours = _Stored(GroupObject(header.object_bytes, header.header_bytes), header.codec_id, header.object_bytes)
         try:
             await self._store.put_if_absent(key, parts)
         except AlreadyExists:
@@ -186,7 +183,8 @@ class Uploader:
                 return found
             # What lies there was found corrupt before, or is cut short: right bytes replace it (it heals).
             await self._store.put(key, parts)
-        return ours
+        self._metrics.uploaded_bytes.inc(header.object_bytes)
+        return _Stored(GroupObject(header.object_bytes, header.header_bytes), header.codec_id)
 
     async def _read_existing(self, key: str, ours: ChunkHeader) -> _Stored | None:
         """Another agent stored this chunk. Its last bits and its codec may differ from ours: its header says."""
@@ -205,7 +203,7 @@ class Uploader:
             return None
         if header.object_bytes != meta.size or header.shards != ours.shards:
             return None
-        return _Stored(GroupObject(header.object_bytes, header.header_bytes), header.codec_id, 0)
+        return _Stored(GroupObject(header.object_bytes, header.header_bytes), header.codec_id)
 
     async def _encode(self, run: Run, hashes: tuple[bytes, ...], group: int) -> tuple[ChunkHeader, list[Buffer]]:
         shards = self._pages.shards_of_group[group]

@@ -8,13 +8,19 @@ from pathlib import Path
 
 from support.virtual_agent import VirtualAgent, in_virtual_time
 
-from s3kv.format.keys import FORMAT_KEY
+from s3kv.format.keys import FORMAT_KEY, chunks_prefix
 from s3kv.format.limits import FORMAT
+from s3kv.store.base import ObjectMeta
+from s3kv.store.faults import Fault
 from s3kv.store.memory import MemoryStore
 
 
 async def keys(memory: MemoryStore) -> list[str]:
-    return [meta.key async for page in memory.list("") for meta in page]
+    return [meta.key for meta in await listed(memory, "")]
+
+
+async def listed(memory: MemoryStore, prefix: str) -> list[ObjectMeta]:
+    return [meta async for page in memory.list(prefix) for meta in page]
 
 
 def prefix_of_another_format() -> MemoryStore:
@@ -47,3 +53,18 @@ def test_what_waits_is_stored_once_the_prefix_is_right(tmp_path: Path) -> None:
         assert agent.total("dropped_blocks") == 0
 
     in_virtual_time(tmp_path, work, memory=prefix_of_another_format())
+
+
+def test_bytes_count_when_they_are_sent_even_if_the_record_takes_a_second_try(tmp_path: Path) -> None:
+    async def work(agent: VirtualAgent) -> None:
+        await agent.opened()
+        agent.plan.expect("put", *[None] * len(agent.spec.groups), *[Fault.DENIED])
+        chain = agent.chain(1, 4)
+        agent.save(chain)
+        await agent.stored(chain)
+        await agent.quiet()
+        assert agent.total("failed_puts") == 1
+        sizes = [meta.size for meta in await listed(agent.memory, chunks_prefix(agent.spec.name))]
+        assert agent.total("uploaded_bytes") == sum(sizes) > 0
+
+    in_virtual_time(tmp_path, work)
