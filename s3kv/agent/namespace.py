@@ -25,7 +25,7 @@ from s3kv.client.protocol import NO_SLOT, Matched, PromiseState, Reserved, pack_
 from s3kv.errors import ConfigError, S3kvError
 from s3kv.identity import NamespaceSpec
 from s3kv.tier.arena import Arena
-from s3kv.tier.block import Committed, State
+from s3kv.tier.block import Committed, Held, State
 from s3kv.tier.directory import Directory
 
 logger = logging.getLogger("s3kv.agent")
@@ -169,10 +169,8 @@ class Namespace:
         return len(blocks), coming
 
     def _coming(self, blocks: Sequence[bytes]) -> bool:
-        """Until the first is gone from the bucket, or what the bucket has of it is no good.
-
-        Not because all pins or slots are taken, an engine is just writing it, or the catalog cannot be read: that ends.
-        """
+        """Until the first is gone from the bucket, or bad there. That all pins or slots are taken, that an engine is
+        just writing it, or that the catalog cannot be read passes."""
         first = blocks[0]
         if self.directory.state(first) is None and self.fetcher.is_bad(first):
             return False
@@ -240,16 +238,17 @@ class Namespace:
         return Reserved(identity, slots, pack_u32(0 if place is None else place.ticket for place in places))
 
     def commit(self, part: int, slots: array[int], tickets: array[int]) -> None:
+        known: list[Held] = []
         for slot, ticket in zip(slots, tickets, strict=False):
             block = self.directory.block_at(slot)
             outcome = self.directory.commit(part, slot, ticket)
+            if outcome in (Committed.DIRTY, Committed.CLEAN):
+                self._r.metrics.saved_blocks.inc()
             if outcome is Committed.DIRTY and block is not None:
-                self._r.metrics.saved_blocks.inc()
-                self._pack(block)
-            elif outcome is Committed.CLEAN:
-                self._r.metrics.saved_blocks.inc()
-                if self._r.settings.upload.enabled:
-                    self._r.metrics.dropped_blocks.labels("too_many_waiting").inc()
+                self._pack(block, known)
+            elif outcome is Committed.CLEAN and self._r.settings.upload.enabled:
+                self._r.metrics.dropped_blocks.labels("too_many_waiting").inc()
+        self.directory.finish_upload(known)  # together: it walks back over the chain
 
     def abandon(self, part: int, slots: array[int], tickets: array[int]) -> None:
         for slot, ticket in zip(slots, tickets, strict=False):
@@ -260,13 +259,15 @@ class Namespace:
         self.directory.touch_chain(tip)  # blocks commit head first; the head of a chain must not be evicted first
         self._packer_wake.set()
 
-    def _pack(self, block: bytes) -> None:
+    def _pack(self, block: bytes, known: list[Held]) -> None:
+        """What the bucket has already is held on and added to `known`."""
         held = self.directory.hold(block)
         if held is None:
             return
         if self.catalog.lookup([block]):
             self._r.metrics.known_blocks.inc()
-            self.directory.finish_upload([held])
+            self.directory.mark_clean(block, held.ticket)  # at once: it takes no place among those that wait
+            known.append(held)
             return
         for run in self.packer.add(held, self._r.clock()):
             self.uploader.start(run)

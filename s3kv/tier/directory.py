@@ -257,13 +257,17 @@ class Directory:
     def finish_upload(self, run: Sequence[Held]) -> None:
         """The end of an upload, stored or given up on: marks a run of held blocks clean and unholds them.
 
-        `run` is in chain order. Head and tail become evictable in the right order, ancestors included.
+        `run` is in chain order; several runs may follow each other. Head and tail of each become evictable in the right
+        order, ancestors included.
         """
         for held in reversed(run):
             self.mark_clean(held.block, held.ticket)
             self.unhold(held)
-        if run:
-            self.touch_chain(run[0].block, UPLOADED_ANCESTORS)
+        before = None
+        for held in run:
+            if held.parent != before:  # once a run: ancestors may be many
+                self.touch_chain(held.block, UPLOADED_ANCESTORS)
+            before = held.block
 
     def _enqueue(self, block: Block) -> bool:
         """Keeps a block until it is stored or given up on. False: too many wait already."""

@@ -6,6 +6,8 @@ import asyncio
 import json
 from pathlib import Path
 
+import pytest
+from support.agents import small_spec
 from support.virtual_agent import VirtualAgent, in_virtual_time
 
 from s3kv.format.keys import FORMAT_KEY, chunks_prefix
@@ -13,6 +15,7 @@ from s3kv.format.limits import FORMAT
 from s3kv.store.base import ObjectMeta
 from s3kv.store.faults import Fault
 from s3kv.store.memory import MemoryStore
+from s3kv.tier.directory import Directory
 
 
 async def keys(memory: MemoryStore) -> list[str]:
@@ -68,3 +71,34 @@ def test_bytes_count_when_they_are_sent_even_if_the_record_takes_a_second_try(tm
         assert agent.total("uploaded_bytes") == sum(sizes) > 0
 
     in_virtual_time(tmp_path, work)
+
+
+def test_saving_again_what_the_bucket_knows_walks_back_once_a_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once a block it would be a walk of up to a thousand steps each, while every other client waits."""
+
+    async def work(agent: VirtualAgent) -> None:
+        chain = agent.chain(1, 64)
+        for end in (32, 64):
+            assert agent.save(chain[:end]) == 32
+            await agent.stored(chain[:end])
+            await agent.quiet()
+        agent.forget()
+        walked: list[int] = []
+        touch = Directory.touch_chain
+
+        def counted(self: Directory, tip: bytes, most: int | None = None) -> int:
+            walked.append(touch(self, tip, most))
+            return walked[-1]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Directory, "touch_chain", counted)
+            assert agent.save(chain) == 64
+        assert walked == [1, 64], "the commit, from the head of what it saved; and the end of the request"
+        assert (agent.total("known_blocks"), agent.total("dropped_blocks")) == (64, 0)
+        agent.check_at_rest()
+
+    # 32 blocks may wait for upload; known ones take no place among them.
+    slot_bytes = small_spec().parts[0].slot_bytes
+    in_virtual_time(tmp_path, work, tier={"capacity_bytes": 128 * slot_bytes, "dirty_max_fraction": 0.25})

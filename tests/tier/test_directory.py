@@ -249,6 +249,34 @@ def test_chunks_of_one_chain_go_tail_first_however_they_were_uploaded(make: Make
         assert offered(directory, blocks) == left
 
 
+def test_runs_of_several_chains_may_end_together_and_each_walks_back_once(
+    make: MakeDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = make(8, dirty_max_slots=8)
+    chains = [chain(4), chain(4, name=2)]
+    for blocks in chains:
+        save(directory, blocks)
+    walked: list[bytes] = []
+    touch = directory.touch_chain
+
+    def counted(tip: bytes, most: int | None = None) -> int:
+        walked.append(tip)
+        return touch(tip, most)
+
+    monkeypatch.setattr(directory, "touch_chain", counted)
+    tails = [*chains[0][2:], *chains[1][2:]]
+    heads = [*chains[0][:2], *chains[1][:2]]
+    for blocks in (heads, tails):
+        directory.finish_upload([held for held in map(directory.hold, blocks) if held is not None])
+    assert walked == [chains[0][0], chains[1][0], chains[0][2], chains[1][2]]
+    for number in range(8):
+        save(directory, chain(1, name=10 + number))
+        directory.hold(chain(1, name=10 + number)[0])
+        for blocks in chains:
+            here = [directory.state(block) is State.RESIDENT for block in blocks]
+            assert here == sorted(here, reverse=True), "the tail goes before the head"
+
+
 def test_saving_a_tail_does_not_evict_the_head_that_was_skipped(make: MakeDirectory) -> None:
     directory = make(3)
     blocks = chain(3)
