@@ -1,4 +1,4 @@
-"""Who is at the other end of a socket, and when that process has exited.
+"""Who may connect, and when the process at the other end of a socket has exited.
 
 A lease ends when its holder gave it back or has exited, never by a clock: a stopped engine may still be copying. So
 every client that may touch slots is watched through a pidfd. SO_PEERPIDFD (Linux 6.5) gives one even across PID
@@ -9,24 +9,11 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
-from dataclasses import dataclass
 
+from s3kv.client.trust import Peer, peer_of
 from s3kv.errors import ProtocolError
 
 SO_PEERPIDFD = 77
-_CREDENTIALS = struct.Struct("3i")
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    pid: int
-    uid: int
-
-
-def peer_of(sock: socket.socket) -> Peer:
-    pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return Peer(pid, uid)
 
 
 def may_connect(peer: Peer, own_uid: int) -> bool:

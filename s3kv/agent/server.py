@@ -17,8 +17,9 @@ import socket
 from collections.abc import Awaitable, Callable, Hashable
 
 from s3kv.agent.node import ClientState, Node, Refusal, Seat
-from s3kv.agent.peer import Peer, may_connect, open_pidfd, peer_of
+from s3kv.agent.peer import may_connect, open_pidfd
 from s3kv.client import protocol as p
+from s3kv.client.trust import Peer, peer_of
 from s3kv.errors import ProtocolError, S3kvError
 
 logger = logging.getLogger("s3kv.agent")

@@ -24,6 +24,7 @@ from s3kv.agent.node import Node
 from s3kv.agent.resources import Resources
 from s3kv.agent.server import Server
 from s3kv.agent.weights import ByteSemaphore
+from s3kv.client.trust import foreign_folder
 from s3kv.errors import ConfigError
 from s3kv.settings import Settings
 from s3kv.store.base import Store
@@ -58,7 +59,7 @@ class Listening:
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises ConfigError when another agent has it, or it cannot be made."""
+        """Raises ConfigError when another agent has it, it cannot be made, or its folder is another user's trap."""
         self.path = path
         self._lock_path = path.with_suffix(".lock")
         self._lock = self._locked()
@@ -71,6 +72,8 @@ class Listening:
     def _locked(self) -> int:
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if (foreign := foreign_folder(self.path.parent)) is not None:
+                raise ConfigError(f"agent.socket: folder {foreign} belongs to another user")
             lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise ConfigError(f"agent.socket: {self.path} cannot be made: {error.strerror}") from error

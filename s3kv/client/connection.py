@@ -30,6 +30,7 @@ from s3kv.client.protocol import (
     encode,
     frame_length,
 )
+from s3kv.client.trust import may_serve, peer_of
 from s3kv.errors import AgentTimeout, AgentUnavailable, ProtocolError
 
 _RECEIVE_BYTES = 1 << 18
@@ -71,7 +72,7 @@ class Connection:
         """Connect and greet.
 
         Raises AgentUnavailable when no agent answers within `timeout_s`, AgentRefused when one does not serve this
-        client: it is of another release, of another user, or has `agent.max_clients` of them.
+        client: it is of another release, of another user (who is told nothing), or has `agent.max_clients` of them.
         """
         deadline = clock() + timeout_s
         sock: socket.socket | None = None
@@ -79,10 +80,18 @@ class Connection:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             sock.settimeout(timeout_s)
             sock.connect(os.fspath(path))
+            peer = peer_of(sock)
+            trusted = may_serve(peer, os.geteuid(), path)
         except OSError as error:
             if sock is not None:
                 sock.close()
             raise AgentUnavailable(f"no agent answers at {path} (agent.socket): {error.strerror or error}") from error
+        if not trusted:
+            sock.close()
+            raise AgentRefused(
+                f"the agent at {path} (agent.socket) is run by user {peer.uid}, who could read the prompts' KV: "
+                f"it must be run by user {os.geteuid()} or root"
+            )
         connection = cls(sock, clock)
         try:
             hello = Hello(connection.next_id(), PROTOCOL, role)  # type: ignore[arg-type]

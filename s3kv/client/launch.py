@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from hashlib import blake2b
 
 from s3kv.client.connection import AgentRefused, Connection
+from s3kv.client.trust import foreign_folder
 from s3kv.errors import AgentUnavailable
 from s3kv.settings import AgentSettings
 
@@ -32,8 +33,13 @@ def engine_id(environ: Mapping[str, str] = os.environ, parent: Callable[[], int]
 
 
 def start_agent(settings: AgentSettings) -> subprocess.Popen[bytes]:
-    """Start `python -m s3kv.agent` in a session of its own, so that it outlives this process and its signals."""
+    """Start `python -m s3kv.agent` in a session of its own, so that it outlives this process and its signals.
+
+    Raises AgentUnavailable, with nothing written, when the socket's folder is another user's.
+    """
     settings.socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if (foreign := foreign_folder(settings.socket.parent)) is not None:
+        raise AgentUnavailable(f"agent.socket: folder {foreign} belongs to another user, so no agent is started there")
     log = settings.socket.with_suffix(".log")
     environment = dict(os.environ)
     environment["S3KV_AGENT__SOCKET"] = str(settings.socket)
