@@ -7,7 +7,7 @@ computes that prefix is done. So every block is computed once, however many are 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from s3kv.errors import S3kvError
@@ -78,3 +78,21 @@ def order(prompts: Sequence[Chained], stored: Sequence[int] | None = None) -> li
             owner[block] = len(steps)
         steps.append(Step(item, after, prefix))
     return steps
+
+
+def left_out(prompts: Sequence[Chained], sent: Sequence[Step], failed: Collection[int]) -> list[Step]:
+    """Steps, as of `order`, for prompts that got none because one that failed was to compute their last blocks.
+
+    sent: all steps that were carried out until now. failed: the items among them that were not computed.
+    """
+    computed = {block for step in sent if step.item not in failed for block in prompts[step.item].hashes}
+    lost = {block for step in sent if step.item in failed for block in prompts[step.item].hashes[step.shared :]}
+    lost -= computed
+    tried = {step.item for step in sent}
+    held = [
+        len(each.hashes)
+        if item in tried
+        else next((at for at, block in enumerate(each.hashes) if block in lost), len(each.hashes))
+        for item, each in enumerate(prompts)
+    ]
+    return order(prompts, held)

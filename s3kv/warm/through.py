@@ -17,7 +17,7 @@ from typing import Any
 import urllib3
 
 from s3kv.errors import ConfigError, S3kvError
-from s3kv.warm.plan import Chained, Step
+from s3kv.warm.plan import Chained, Step, left_out
 
 MAX_ANSWER_BYTES = 1 << 20
 CONNECT_TIMEOUT_S = 10.0
@@ -154,14 +154,24 @@ async def send_through(
     concurrency: int,
     progress: Callable[[int], None] = lambda count: None,
 ) -> Sent:
-    """`send_steps` with the server's blocking calls in threads of their own."""
+    """`send_steps` with the server's blocking calls in threads of their own.
+
+    A prompt that needed no step, because a longer one was to compute it too, is sent by itself when that one fails.
+    """
 
     async def compute(item: int) -> None:
         await _in_daemon(server.compute, prompts[item])
 
     if steps:
         await _in_daemon(server.model)  # asked for once, before all others need it
-    return await send_steps(steps, compute, concurrency=concurrency, progress=progress)
+    sent, carried_out, ahead = Sent(), list(steps), steps
+    while ahead:
+        more = await send_steps(ahead, compute, concurrency=concurrency, progress=progress)
+        sent.done += more.done
+        sent.errors |= more.errors
+        ahead = left_out(prompts, carried_out, sent.errors)
+        carried_out += ahead
+    return sent
 
 
 async def _in_daemon(function: Callable[..., object], *arguments: object) -> None:

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from s3kv.identity import GroupSpec, NamespaceSpec, RegionSpec, Scope, chain_hashes
-from s3kv.warm.plan import Chained, UnknownAdapter, chained, order
+from s3kv.warm.plan import Chained, UnknownAdapter, chained, left_out, order
 from s3kv.warm.prompts import Prompt
-from s3kv.warm.through import ServerError, send_steps
+from s3kv.warm.through import ServerError, send_steps, send_through
 
 SPEC = NamespaceSpec("m", "w", "bfloat16", 2, (GroupSpec((0,), None, (RegionSpec(64),)),))
 
@@ -84,3 +84,47 @@ async def test_steps_run_after_what_they_build_on_and_failures_stay_alone() -> N
     sent = await send_steps(steps, compute, concurrency=2)
     assert sent.errors == {0: "no"} and sorted(sent.done) == [1, 2, 3]
     assert most == 2 and began.index(0) < min(began.index(1), began.index(2))
+
+
+class Refusing:
+    """A server that refuses these prompts."""
+
+    def __init__(self, *refused: Chained) -> None:
+        self.refused = refused
+        self.asked: list[Chained] = []
+
+    def model(self) -> str:
+        return "m"
+
+    def compute(self, item: Chained) -> None:
+        self.asked.append(item)
+        if item in self.refused:
+            raise ServerError("too long")
+
+
+async def test_what_a_refused_prompt_was_to_compute_is_sent_by_itself() -> None:
+    turns = [prompt(*range(end)) for end in (2, 4, 8, 10)]
+    other = prompt(0, 1, 2, 3, 9, 9)
+    prompts = [*turns, other]
+    server = Refusing(turns[3], turns[2])
+    sent = await send_through(server, prompts, order(prompts), concurrency=4)  # type: ignore[arg-type]
+    assert server.asked == [turns[3], other, turns[2]], "the other one computes what the two shortest need"
+    assert sent.errors == {3: "too long", 2: "too long"} and sent.done == [4]
+    server = Refusing(turns[3], turns[2], other)
+    sent = await send_through(server, prompts, order(prompts), concurrency=4)  # type: ignore[arg-type]
+    assert server.asked[-1] is turns[1] and sorted(sent.errors) == [2, 3, 4] and sent.done == [1]
+
+
+@given(sequences, sequences, st.sets(st.integers(0, 7)))
+def test_every_prompt_is_computed_stored_or_refused(
+    lists: list[list[int]], bucket: list[list[int]], refused: set[int]
+) -> None:
+    prompts = [prompt(*tokens) for tokens in lists]
+    held = {block for tokens in bucket for block in prompt(*tokens).hashes}
+    sent, ahead = [], order(prompts, [sum(1 for block in each.hashes if block in held) for each in prompts])
+    while ahead:
+        sent += ahead
+        held |= {block for step in ahead if step.item not in refused for block in prompts[step.item].hashes}
+        ahead = left_out(prompts, sent, refused)
+    assert len({step.item for step in sent}) == len(sent), "nothing is sent twice"
+    assert all(held.issuperset(each.hashes) for item, each in enumerate(prompts) if item not in refused)
