@@ -74,7 +74,10 @@ def _prompt(source: str, fields: dict[str, Any], given: str) -> Prompt:
     salt = fields.get("cache_salt")
     if salt is not None and not isinstance(salt, str):
         raise ValueError("cache_salt is not a string")
-    lora, request = _lora(fields.get("lora", fields.get("lora_request")))
+    named = [value for name in ("lora", "lora_request") if (value := fields.get(name)) is not None]
+    if len(named) > 1:
+        raise ValueError("give lora or lora_request, not both")
+    lora, request = _lora(named[0] if named else None)
     content = fields[given]
     common = Prompt(source, cache_salt=salt, lora=lora, lora_request=request)
     if given == "prompt" and isinstance(content, str):

@@ -46,6 +46,7 @@ def test_standard_input_is_told_apart_by_its_first_line() -> None:
         ('{"messages": "hello"}', "not a list of objects"),
         ('{"prompt": "a", "cache_salt": 5}', "cache_salt"),
         ('{"prompt": "a", "lora": []}', "lora"),
+        ('{"prompt": "a", "lora": 3, "lora_request": {"lora_int_id": 4}}', "lora or lora_request, not both"),
         ("[" * 100_000, "not JSON"),
     ],
 )
@@ -59,6 +60,9 @@ def test_lora_is_an_id_or_the_servers_own_object() -> None:
     by_object, by_id = one(json.dumps({"prompt": "a", "lora": request})), one('{"prompt": "a", "lora": 3}')
     assert isinstance(by_object, Prompt) and (by_object.lora, by_object.lora_request) == ("3", request)
     assert isinstance(by_id, Prompt) and by_id.lora == "3"
+    for lora in ({"lora_request": request}, {"lora": None, "lora_request": request}):
+        by_request = one(json.dumps({"prompt": "a", **lora}))
+        assert isinstance(by_request, Prompt) and (by_request.lora, by_request.lora_request) == ("3", request)
 
 
 @pytest.fixture
