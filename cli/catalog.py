@@ -22,13 +22,14 @@ def register(root: typer.Typer) -> None:
 def rebuild(session: Session, namespace: Namespace = None) -> None:
     """Makes the catalog agree with the bucket: adds whole chunks that it does not know, forgets those that are gone.
 
-    Reads every unknown chunk's header. May be run beside agents, and repeated.
+    Reads every unknown chunk's header. Damaged objects of the catalog are deleted then. May be run beside agents, and
+    repeated.
     """
     from .text import number, table
 
     results = session.run(_each(session, namespace, "rebuild"))
-    columns = ("namespace", ">known", ">found", ">forgotten", ">incomplete", ">awaiting deletion")
-    keys = ("known", "found", "forgotten", "incomplete", "awaiting_deletion")
+    columns = ("namespace", ">known", ">found", ">forgotten", ">incomplete", ">awaiting deletion", ">damaged, deleted")
+    keys = ("known", "found", "forgotten", "incomplete", "awaiting_deletion", "unreadable")
     rows = [(each["namespace"][:8], *(number(each[key]) for key in keys)) for each in results]
     session.emit(results, table(None, columns, rows))
 

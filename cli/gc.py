@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from s3kv.gc.execute import Outcome
     from s3kv.gc.merge import Merge
-    from s3kv.gc.plan import Orphan, Plan
+    from s3kv.gc.plan import Plan
     from s3kv.gc.round import Merged, Round
     from s3kv.gc.scan import Scan
 
@@ -57,7 +57,25 @@ class Shown:
     merge_plan: dict[str, list[Merge]]
     merges: int
     merge_parts: int
-    interrupted: float | None
+    interrupted_us: int
+    """When an earlier collection was interrupted (since 1970); 0: none was."""
+    unnamed: bool
+    """Whether objects that no record names go, too."""
+    everything: bool
+    """Whether every namespace was looked at."""
+
+    @property
+    def unread(self) -> int:
+        return sum(scan.unread for scan in self.scans.values())
+
+    @property
+    def unsure(self) -> int:
+        return sum(scan.unsure for scan in self.scans.values())
+
+    @property
+    def settles(self) -> bool:
+        """Whether nothing of an interrupted collection is left once this is carried out: all of it was looked for."""
+        return self.interrupted_us > 0 and self.everything and not self.unread
 
 
 def gc(
@@ -171,31 +189,36 @@ async def _round(session: Session, options: Options) -> int:
     from s3kv.gc.round import interrupted_since, opened_round
 
     async with opened_bucket(session.settings, options.namespace) as bucket:
-        interrupted = await interrupted_since(bucket.store)
+        interrupted_us = await interrupted_since(bucket.store)
         async with opened_round(bucket.store, session.settings, bucket.chosen) as opened:
-            shown = await _plan(session, options, opened, interrupted)
+            shown = await _plan(session, options, opened, interrupted_us)
             if not session.json:
                 for each in _renderables(shown, options):
                     session.out.print(each)
             nothing = not len(shown.plan) and not shown.merges
-            if options.dry_run or nothing:
+            if options.dry_run or (nothing and not shown.settles):
                 if session.json:
                     session.print_json(_plan_data(shown, options) | {"dry_run": options.dry_run})
                 return 0
-            session.confirm("Go ahead?", yes=options.yes)
+            if not nothing:
+                session.confirm("Go ahead?", yes=options.yes)
             return await _carry_out(session, options, opened, shown)
 
 
-async def _plan(session: Session, options: Options, opened: Round, interrupted: float | None) -> Shown:
+async def _plan(session: Session, options: Options, opened: Round, interrupted_us: int) -> Shown:
+    from s3kv.catalog.context import TOMBSTONE_KEEP_S
+    from s3kv.catalog.entry import US
     from s3kv.gc.plan import Policy
 
     now = time.time()  # noqa: TID251 - the CLI is where clocks come from
     scans: Mapping[str, Scan] = {}
-    if options.orphans or interrupted is not None:
+    # Catalogs forget what was deleted after a while: then what an interrupted collection left is named by no record.
+    unnamed = options.orphans or (interrupted_us > 0 and now - interrupted_us / US > TOMBSTONE_KEEP_S)
+    if options.orphans or interrupted_us:
         with session.meter("list objects") as meter:
             scans = await opened.scan(now=now, progress=meter.advance)
     policy = Policy(now, options.max_bytes, options.max_idle_s, options.superseded)
-    plan = await asyncio.to_thread(opened.plan, policy, _orphans(scans, options))
+    plan = await asyncio.to_thread(opened.plan, policy, opened.orphans(scans, unnamed=unnamed))
     merges = await asyncio.to_thread(opened.merges, plan) if options.compact else {}
     return Shown(
         plan=plan,
@@ -204,34 +227,34 @@ async def _plan(session: Session, options: Options, opened: Round, interrupted: 
         merge_plan=merges,
         merges=sum(map(len, merges.values())),
         merge_parts=sum(len(merge.parts) for each in merges.values() for merge in each),
-        interrupted=interrupted,
+        interrupted_us=interrupted_us,
+        unnamed=unnamed,
+        everything=options.namespace is None,
     )
 
 
-def _orphans(scans: Mapping[str, Scan], options: Options) -> list[Orphan]:
-    """What an interrupted collection left is always taken up again; what no record names only when asked for."""
-    return [
-        orphan for scan in scans.values() for orphan in [*scan.forgotten, *(scan.orphans if options.orphans else [])]
-    ]
-
-
 async def _carry_out(session: Session, options: Options, opened: Round, shown: Shown) -> int:
+    from s3kv.catalog.entry import US
     from s3kv.gc.execute import Pace, Progress, execute
-    from s3kv.gc.lease import held
+    from s3kv.gc.lease import Heartbeat, held
     from s3kv.gc.round import LEASE_NAME
 
     lease_s = session.settings.collect.lease_s
-    since = shown.interrupted
-    resumed = since is not None and time.time() - since >= options.grace_s  # noqa: TID251
-    pace = Pace(options.grace_s, lease_s, time.monotonic, time.time, asyncio.sleep, resumed)  # noqa: TID251
+    since_us = shown.interrupted_us
+    resumed = since_us > 0 and time.time() - since_us / US >= options.grace_s  # noqa: TID251
     holder = f"{socket.gethostname()}:{os.getpid()}"
     watch = _Watching(session, lease_s)
     async with held(opened.store, LEASE_NAME, holder, lease_s=lease_s, sleep=watch.sleep) as lease:
+        # Another collection may have been interrupted since this one looked.
+        settles = lease.state.pending_us == 0 or (shown.settles and lease.state.pending_us == since_us)
+        pace = Pace(options.grace_s, lease_s, time.monotonic, time.time, asyncio.sleep, resumed, settles)  # noqa: TID251
         merged, plan = None, shown.plan
         if shown.merges:
+            beat = Heartbeat(lease, lease_s, time.monotonic)
             with session.meter("merge", shown.merge_parts) as meter:
-                merged = await opened.merge(shown.merge_plan, meter.advance)
-            plan = await asyncio.to_thread(opened.plan, plan.policy, _orphans(shown.scans, options))
+                merged = await opened.merge(shown.merge_plan, meter.advance, beat)
+            orphans = opened.orphans(shown.scans, unnamed=shown.unnamed)
+            plan = await asyncio.to_thread(opened.plan, plan.policy, orphans)
         with session.meter("forget", len(plan)) as meter:
             progress = Progress(
                 lambda count: meter.phase("forget", len(plan), count),
@@ -304,8 +327,10 @@ def _plan_data(shown: Shown, options: Options) -> dict[str, Any]:
         ],
         "merges": {"chunks": shown.merge_parts, "into": shown.merges},
         "cutoffs": _cutoffs(options),
+        "unread_catalog_objects": shown.unread,
+        "unsure_chunks": shown.unsure,
         "foreign_objects": sum(scan.foreign for scan in shown.scans.values()),
-        "resumes": shown.interrupted is not None,
+        "resumes": shown.interrupted_us > 0,
     }
 
 
@@ -342,7 +367,7 @@ def _renderables(shown: Shown, options: Options) -> list[Any]:
         for line in plan.lines()
     ]
     told: list[Any] = [table("Cut-offs", ("cut-off", ">value", "from"), cutoffs), ""]
-    if shown.interrupted is not None:
+    if shown.interrupted_us:
         told.append("An earlier collection was interrupted: what it forgot and did not delete is taken up again.")
     if shown.merges:
         told.append(
@@ -350,6 +375,11 @@ def _renderables(shown: Shown, options: Options) -> list[Any]:
         )
     if lines:
         told += [table("Plan", ("namespace", "why", ">chunks", ">objects", ">blocks", ">bytes"), lines), ""]
+    if shown.unread:
+        told.append(
+            f"{number(shown.unread)} objects of the catalog cannot be read, so {number(shown.unsure)} chunks without a "
+            "record are left alone: run s3kv catalog rebuild first (or wait, if a node's clock was ahead)."
+        )
     foreign = sum(scan.foreign for scan in shown.scans.values())
     if foreign:
         told.append(f"{number(foreign)} objects under chunk/ are none of s3kv's and are left alone.")

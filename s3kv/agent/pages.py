@@ -20,11 +20,9 @@ class Pages:
         self.spec = spec
         self.arenas = dict(arenas)
 
-    @cached_property
+    @property
     def shards_of_group(self) -> tuple[tuple[int, ...], ...]:
-        """For each layer group the parts that hold bytes of it, ascending: the shard set of its objects."""
-        groups = range(len(self.spec.groups))
-        return tuple(tuple(part.shard for part in self.spec.parts if part.group_bytes[group]) for group in groups)
+        return self.spec.shards_of_group
 
     @cached_property
     def _places(self) -> dict[tuple[int, int], tuple[int, int]]:

@@ -33,6 +33,7 @@ from s3kv.catalog.index import Index
 from s3kv.catalog.names import SNAPSHOT_AGENT, Mark, packed
 from s3kv.catalog.rebuild import Rebuilt, rebuild
 from s3kv.catalog.segments import SegmentWriter, split_records
+from s3kv.catalog.stamps import Stamps
 from s3kv.catalog.sync import SnapshotUnusable, Synced, Syncer
 from s3kv.catalog.touches import Touches
 from s3kv.errors import ConfigError, StoreError, Transient
@@ -45,7 +46,7 @@ from s3kv.store import Store
 FULL_EVERY = 20
 """Every so many polls list the whole log: see `sync`."""
 RESTART_PAUSE_S = 30.0
-"""Between tries to make the index again: each may read a whole snapshot."""
+"""Between tries to make the index again, or to write to a full one: each reads what could not be kept, anew."""
 HIDDEN_MAX = 65_536
 
 
@@ -77,11 +78,13 @@ class Catalog:
         self.announced = asyncio.Event()
         """Set once the bucket's prefix is known to be of this format and namespace: nothing may be put there before."""
         self._syncing = asyncio.Lock()
+        self._stamps = Stamps(self._context, self._agent_id)
         self._segments = SegmentWriter(self._context, self._agent_id)
         self._touches = Touches()
-        self._last_us = 0
         self._polls = 0
         self._last_full_s: float | None = None
+        self._deferred = 0
+        self._unreadable: list[str] = []
         self._wants_compaction = False
         self._unwritable = False
         self._damaged = False
@@ -185,46 +188,51 @@ class Catalog:
                 if isinstance(entry, ChunkEntry):
                     yield entry
 
+    @property
+    def unread(self) -> int:
+        """Objects of the log and snapshots that the last full listing saw and that are not known here: damaged, or
+        named in the future. What a chunk without a record is cannot be told while there are any."""
+        return self._deferred + len(self._unreadable)
+
     def stats(self) -> dict[str, Any]:
         """Counts of the index and counters since the start, as plain numbers."""
         counts: dict[str, Any] = {}
         if self._index is not None:
             with suppress(IndexDamaged):
                 counts = asdict(self._index.counts())
-        state = {"open": self._index is not None, "writable": not self._unwritable, "touches": len(self._touches)}
-        return {**counts, **state, **asdict(self._context.counters)}
+        state = {"open": self._index is not None, "writable": not self._unwritable}
+        waiting = {"touches": len(self._touches), "unread": self.unread}
+        return {**counts, **state, **waiting, **asdict(self._context.counters)}
 
     # ---- telling the others
 
     def next_stamp(self, chunk_id: bytes) -> Stamp:
         """A stamp that outdoes every record of this chunk that is known here."""
-        entry = self._get(chunk_id)
-        known = 0 if entry is None else entry.stamp.time_us + 1
-        return Stamp(max(self._tick(), known), self._agent_id)
+        return self._stamps.new(self._get(chunk_id))
 
-    def _tick(self) -> int:
-        """The time by this node's clock, but after all that was written here or read from the log."""
-        self._last_us = max(self._context.now_us(), self._last_us + 1)
-        return self._last_us
-
-    async def publish(self, records: Sequence[Record]) -> None:
+    async def publish(self, records: Sequence[Record], *, stamped: bool = False) -> None:
         """Writes records as segments of the log, adds with stamps of their own, and touches that wait with them.
 
+        `stamped`: adds are as old as their stamps say, as far as these outdo what is known.
         Durable on return, and known here. Raises StoreError; cancelled or failed, each segment was written whole or
         not at all, and publishing again is harmless.
         """
-        stamped = [
-            replace(record, stamp=self.next_stamp(record.chunk_id)) if isinstance(record, ChunkAdded) else record
-            for record in records
-        ]
+        ready = [self._ready(record, stamped) for record in records]
         touches = self._touches.take()
         try:
-            for part in split_records([*stamped, *touches]):
-                await self._apply_own(await self._segments.write(part, self._tick), part)
+            for part in split_records([*ready, *touches]):
+                await self._apply_own(await self._segments.write(part, self._stamps.tick), part)
         except BaseException:
             self._touches.put_back(touches)
             raise
-        self._context.counters.records_published += len(stamped)
+        self._context.counters.records_published += len(ready)
+
+    def _ready(self, record: Record, stamped: bool) -> Record:
+        if not isinstance(record, ChunkAdded):
+            return record
+        known = self._get(record.chunk_id)
+        time_us = record.stamp.time_us if stamped else self._stamps.tick()
+        return replace(record, stamp=self._stamps.at(time_us, known))
 
     async def _apply_own(self, name: SegmentName, records: Sequence[Record]) -> None:
         index = self._index
@@ -286,10 +294,11 @@ class Catalog:
             return 0
 
     async def catch_up(self) -> None:
-        """Reads **all** that is listed, or raises: for who is about to delete objects, and must not miss an add.
+        """Reads all that can be read, or raises: for who is about to delete objects, and must not miss an add.
 
         A poll may miss one for a while: a segment that cannot be fetched, or that was named long before it was put.
-        Raises StoreError, IndexUnwritable, IndexDamaged, SnapshotUnusable.
+        What is damaged or named in the future stays `unread`. Raises StoreError, IndexUnwritable, IndexDamaged,
+        SnapshotUnusable.
         """
         async with self._syncing:
             synced = await self._poll(full=True)
@@ -309,7 +318,7 @@ class Catalog:
     async def _usable_index(self) -> Index | None:
         """The index, made again when it was damaged; None while it cannot be written (then nothing is read either:
         it would be read again and again without being kept)."""
-        if self._damaged and self._index is not None:
+        if self._index is not None and (self._damaged or self._was_cut_off()):
             index, self._index = self._index, None
             await self._context.write(index.destroy)
         if self._index is None:
@@ -326,19 +335,27 @@ class Catalog:
                 return None
             self._retry_s = 0.0
         if self._unwritable and self._index is not None:
+            if self._context.clock() < self._retry_s:
+                return None
             await self._context.write(self._index.set_flag, "probe", b"1")
             self._unwritable = False
             self._hidden.clear()
             self._last_full_s = None
         return self._index
 
+    def _was_cut_off(self) -> bool:
+        """For so long that tombstones may have come and gone in the bucket: what they hid would be found for ever."""
+        last_s = self._last_full_s
+        return last_s is not None and self._context.clock() - last_s > self._context.tombstone_keep_s
+
     async def _sync(self, index: Index, *, full: bool) -> Synced:
         synced = await self._syncer.sync(index, full=full)
-        self._last_us = max(self._last_us, synced.latest_us)
+        self._stamps.saw(synced.latest_us)
         if full:
             self._last_full_s = self._context.clock()
             self._wants_compaction = is_due(synced, self._compact_after) or waits_for_sweep(synced)
             self._context.counters.full_listings += 1
+            self._deferred, self._unreadable = synced.deferred, synced.unreadable
         return synced
 
     def _full_is_due(self) -> bool:
@@ -349,6 +366,7 @@ class Catalog:
 
     def _note_unwritable(self) -> None:
         self._unwritable = True
+        self._retry_s = self._context.clock() + RESTART_PAUSE_S
         self._context.counters.index_unwritable += 1
 
     def _note_damage(self) -> None:
@@ -380,7 +398,7 @@ class Catalog:
             synced = await self._sync(index, full=True)
             done, snapshot = Compaction(), None
             if force or is_due(synced, self._compact_after):
-                done, snapshot = await fold(self._context, index, synced, self._tick())
+                done, snapshot = await fold(self._context, index, synced, self._stamps.tick())
             deleted, failed = await sweep(self._context, synced, snapshot)
             self._wants_compaction = False
             return replace(done, deleted=deleted, failed=failed)
@@ -391,4 +409,4 @@ class Catalog:
         await self.poll()
         if self._index is None:
             raise ConfigError(f"catalog.index_dir: the index in {self._folder} cannot be used")
-        return await rebuild(self._context, self._index, self.publish, self.forget)
+        return await rebuild(self._context, self._index, self.publish, self.forget, self._unreadable)

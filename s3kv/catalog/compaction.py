@@ -88,7 +88,7 @@ async def fold(context: Context, index: Index, synced: Synced, time_us: int) -> 
 def _joined(index: Index, synced: Synced) -> tuple[list[SegmentName], list[SegmentName], int]:
     """The listed segments and snapshots that the index holds, and how many snapshots are covered by no other.
 
-    Unreadable ones are left for people to look at."""
+    Unreadable ones are left for `rebuild`."""
     segments = [listed.name for listed in synced.log]
     snapshots = [snapshot.name for snapshot in synced.snapshots]
     log_marks = index.marks("log", map(names.packed, segments))

@@ -27,13 +27,15 @@ Forget = Callable[[Sequence[bytes], DeleteReason], Awaitable[int]]
 
 @dataclass(slots=True)
 class Rebuilt:
-    """Chunks by what was found. `incomplete`: a layer group is missing, damaged, or disagrees; left for collection."""
+    """Chunks by what was found. `incomplete`: a layer group is missing, damaged, or disagrees; left for collection.
+    `unreadable`: damaged segments and snapshots of the catalog, deleted."""
 
     known: int = 0
     found: int = 0
     forgotten: int = 0
     awaiting_deletion: int = 0
     incomplete: int = 0
+    unreadable: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +46,12 @@ class Objects:
     groups: dict[int, ObjectMeta]
 
 
-async def rebuild(context: Context, index: Index, publish: Publish, forget: Forget) -> Rebuilt:
+async def rebuild(
+    context: Context, index: Index, publish: Publish, forget: Forget, unreadable: Sequence[str] = ()
+) -> Rebuilt:
     """Publishes a record for every whole chunk that `index` does not know, and forgets those whose objects are gone.
 
+    Then deletes the objects `unreadable` of the catalog: what they said of stored chunks has been said again.
     May be repeated and run beside agents that write. A chunk that was forgotten on purpose stays so. Raises StoreError;
     what was published until then stays.
     """
@@ -69,6 +74,8 @@ async def rebuild(context: Context, index: Index, publish: Publish, forget: Forg
             unknown = []
     await _forget_gone(context, entries.below(None), forget, rebuilt)
     await _publish_whole(context, unknown, publish, rebuilt)
+    if unreadable:
+        rebuilt.unreadable = len(unreadable) - len(await context.store.delete(unreadable))
     return rebuilt
 
 

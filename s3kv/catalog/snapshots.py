@@ -53,16 +53,20 @@ class Snapshot:
         return names.packed(self.name)
 
 
-async def list_snapshots(context: Context) -> list[Snapshot]:
-    """Those that can be trusted (see `Context.trusts`), highest epoch first. Raises StoreError."""
-    found = []
+async def list_snapshots(context: Context) -> tuple[list[Snapshot], int]:
+    """Those that can be trusted (see `Context.trusts`), highest epoch first; and how many cannot. Raises StoreError."""
+    found, deferred = [], 0
     async for page in context.store.list(snap_prefix(context.spec.name)):
         for meta in page:
             key = parse_snap_key(meta.key)
             name = names.of_snapshot(key) if key is not None else None
-            if name is not None and context.trusts(name.time_us, meta.modified):
+            if name is None:
+                continue
+            if context.trusts(name.time_us, meta.modified):
                 found.append(Snapshot(name, meta))
-    return sorted(found, key=lambda snapshot: (snapshot.epoch, snapshot.name.time_us), reverse=True)
+            else:
+                deferred += 1
+    return sorted(found, key=lambda snapshot: (snapshot.epoch, snapshot.name.time_us), reverse=True), deferred
 
 
 async def read_header(context: Context, snapshot: Snapshot) -> SnapshotHeader:

@@ -51,12 +51,17 @@ class Listed:
 
 @dataclass(slots=True)
 class Synced:
-    """What one sync did and saw. The last four are filled by full listings only."""
+    """What one sync did and saw. The last four are filled by full listings only.
+
+    `deferred`: names in the future. `unreadable`: keys of what is listed, is damaged, and is covered by no snapshot.
+    """
 
     changed: int = 0
     failed: bool = False
     latest_us: int = 0
     earliest_failed_us: int | None = None
+    deferred: int = 0
+    unreadable: list[str] = field(default_factory=list)
     log: list[Listed] = field(default_factory=list)  # oldest first, at most MAX_SNAPSHOT_COVERS
     snapshots: list[Snapshot] = field(default_factory=list)
     unfolded: int = 0
@@ -86,6 +91,7 @@ class Syncer:
             await self._sync_snapshots(index, synced)
         if full:
             self._tally(index, synced)
+            synced.unreadable += [each.meta.key for each in self._bad_among(index, synced.snapshots)]
         if full and not synced.failed:
             await self._context.write(index.set_synced, self._context.clock())
         return synced
@@ -96,6 +102,12 @@ class Syncer:
         unfolded = [listed for listed, mark in zip(synced.log, marks, strict=True) if mark is Mark.APPLIED]
         synced.unfolded = len(unfolded)
         synced.unfolded_bytes = sum(listed.size for listed in unfolded)
+        synced.unreadable += [listed.key for listed, mark in zip(synced.log, marks, strict=True) if mark is Mark.BAD]
+
+    def _bad_among(self, index: Index, snapshots: Sequence[Snapshot]) -> list[Snapshot]:
+        bad = [snapshot for snapshot in snapshots if snapshot.packed in self._bad_snapshots]
+        marks = index.marks("snaps", [snapshot.packed for snapshot in bad])
+        return [snapshot for snapshot, mark in zip(bad, marks, strict=True) if mark is Mark.NONE]
 
     # The log
 
@@ -104,7 +116,7 @@ class Syncer:
         cursor_us = index.cursor_us
         overlap_us = int(self._context.settings.poll_overlap_s * US)
         start_us = None if full else max(0, cursor_us - overlap_us)
-        async for page in self._list_log(start_us):
+        async for page in self._list_log(start_us, synced):
             packed = [names.packed(listed.name) for listed in page]
             marks = index.marks("log", packed)
             new = [listed for listed, mark in zip(page, marks, strict=True) if mark is Mark.NONE]
@@ -119,7 +131,7 @@ class Syncer:
         if (reached := min(synced.latest_us, floor_us)) > cursor_us:
             await self._context.write(index.apply, (), cursor_us=reached)
 
-    async def _list_log(self, start_us: int | None) -> AsyncIterator[list[Listed]]:
+    async def _list_log(self, start_us: int | None, synced: Synced) -> AsyncIterator[list[Listed]]:
         context = self._context
         after = None if start_us is None else log_start_after(context.spec.name, start_us)
         async for page in context.store.list(log_prefix(context.spec.name), after):
@@ -133,6 +145,7 @@ class Syncer:
                     segments.append(Listed(name, meta.key, meta.size, meta.modified))
                 else:
                     context.counters.segments_deferred += 1
+                    synced.deferred += 1
             if segments:
                 yield segments
 
@@ -187,7 +200,8 @@ class Syncer:
         A snapshot need not be read when another that was joined covers it, or when all that it covers was joined:
         its contents are the join of what it covers.
         """
-        synced.snapshots = await list_snapshots(self._context)
+        synced.snapshots, deferred = await list_snapshots(self._context)
+        synced.deferred += deferred
         listed = [snapshot.packed for snapshot in synced.snapshots]
         last = b"\xff" * names.NAME_BYTES
         await self._context.write(index.prune_marks, "snaps", listed, names.FIRST_NAME, last)

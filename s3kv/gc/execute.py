@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from s3kv.format.keys import chunk_key
 from s3kv.format.records import DeleteReason
-from s3kv.gc.lease import Lease
+from s3kv.gc.lease import Heartbeat, Lease
 from s3kv.gc.plan import Plan, Reason
 from s3kv.store import DeleteError, Store
 from s3kv.store.base import DELETE_BATCH_KEYS
@@ -71,6 +71,8 @@ class Pace:
     wall_clock: Callable[[], float]
     sleep: Callable[[float], Awaitable[None]]
     resumed: bool = False
+    settles: bool = True
+    """Nothing that an earlier collection forgot is left once this plan is carried out."""
 
 
 @dataclass(slots=True)
@@ -100,7 +102,7 @@ async def execute(
     if run.outcome.published or not pace.resumed:
         await run.wait()
     await run.delete()
-    if not run.outcome.failures:
+    if pace.settles and not run.outcome.failures:
         await lease.renew(pending_us=0)
     return run.outcome
 
@@ -119,16 +121,16 @@ class _Run:
         self._plan = plan
         self._places = places
         self._store = store
-        self._lease = lease
         self._pace = pace
         self._progress = progress
-        self._renewed = pace.clock()
+        self._beat = Heartbeat(lease, pace.lease_s, pace.clock)
 
     async def publish(self) -> None:
         for namespace, reason, ids in self._batches(PUBLISH_CHUNKS):
             await self._beat()
-            code = _REASONS.get(reason, DeleteReason.COLLECTED)
-            self.outcome.published += await self._places[namespace].catalog.forget(ids, code)
+            if reason is not Reason.ORPHAN:  # a record that names one by now is of somebody who stored it meanwhile
+                code = _REASONS.get(reason, DeleteReason.COLLECTED)
+                self.outcome.published += await self._places[namespace].catalog.forget(ids, code)
             self._progress.published(len(ids))
 
     async def wait(self) -> None:
@@ -171,12 +173,6 @@ class _Run:
                 end += 1
             yield namespace, Reason(int(kind[1])), [row.tobytes() for row in plan.ids[start:end]]
             start = end
-
-    async def _beat(self) -> None:
-        """Keeps the lease, and finds out when it is lost."""
-        if self._pace.clock() - self._renewed >= self._pace.lease_s / 3:
-            await self._lease.renew()
-            self._renewed = self._pace.clock()
 
 
 class _Sizes:

@@ -97,6 +97,21 @@ class Lease:
         self.state = state
 
 
+class Heartbeat:
+    """Called within long work, often: keeps the lease, and raises LeaseLost when it is somebody else's now."""
+
+    def __init__(self, lease: Lease, lease_s: float, clock: Callable[[], float]) -> None:
+        self._lease = lease
+        self._every_s = lease_s / 3
+        self._clock = clock
+        self._renewed = clock()
+
+    async def __call__(self) -> None:
+        if self._clock() - self._renewed >= self._every_s:
+            await self._lease.renew()
+            self._renewed = self._clock()
+
+
 async def acquire(
     store: Store, name: str, holder: str, *, lease_s: float, sleep: Callable[[float], Awaitable[None]]
 ) -> Lease:

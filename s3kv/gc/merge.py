@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from s3kv.catalog.entry import ChunkEntry
-from s3kv.errors import AlreadyExists, CorruptData
+from s3kv.catalog.entry import US, ChunkEntry
+from s3kv.errors import AlreadyExists, CorruptData, NotFound
 from s3kv.format.header import ChunkHeader, Frame, chunk_id, encode_header, header_size, read_header
 from s3kv.format.keys import chunk_key
 from s3kv.format.limits import MAX_BLOCKS, MAX_FRAMES
-from s3kv.format.records import ChunkAdded, GroupObject, Stamp
+from s3kv.format.records import SECONDS_PER_HOUR, ChunkAdded, GroupObject, Stamp
+from s3kv.gc.verify import check_frames
 from s3kv.identity import NamespaceSpec
 from s3kv.store import BytesLike, Store
 
@@ -105,7 +105,7 @@ def _fits(run: list[_Small], more: _Small, target_bytes: int) -> bool:
 
 
 async def carry_out(store: Store, namespace: NamespaceSpec, parts: Sequence[ChunkEntry]) -> ChunkAdded:
-    """Writes the objects of the chunk that `parts` make and returns its record (stamped when it is published).
+    """Writes the objects of the chunk that `parts` make and returns its record, as old as the last use of a part.
 
     Raises CorruptData or NotFound for a bad part (nothing is published then; objects may be left: orphans), StoreError.
     """
@@ -116,7 +116,7 @@ async def carry_out(store: Store, namespace: NamespaceSpec, parts: Sequence[Chun
     blocks = tuple(block for part in parts for block in part.blocks)
     return ChunkAdded(
         chunk_id=chunk_id(namespace.digest, first.parent, blocks),
-        stamp=Stamp(0, 0),
+        stamp=Stamp(max(part.touched_hour for part in parts) * SECONDS_PER_HOUR * US, 0),
         parent=first.parent,
         start_block=first.start_block,
         blocks=blocks,
@@ -149,9 +149,38 @@ async def _merge_group(store: Store, namespace: NamespaceSpec, parts: Sequence[C
         frames=tuple(frames),
     )
     body: list[BytesLike] = [encode_header(merged), *(data[header.header_bytes :] for header, data in read)]
-    with suppress(AlreadyExists):  # the key determines its content: another collector merged the same
-        await store.put_if_absent(chunk_key(namespace.name, merged.chunk_id, group), body)
+    key = chunk_key(namespace.name, merged.chunk_id, group)
+    try:
+        await store.put_if_absent(key, body)
+    except AlreadyExists:
+        if (found := await _whole(store, key, merged)) is not None:
+            return found
+        await store.put(key, body)  # what lies there is damaged: right bytes replace it
     return merged
+
+
+async def _whole(store: Store, key: str, ours: ChunkHeader) -> ChunkHeader | None:
+    """The header of the object of the same blocks that lies there; None when a byte of it is wrong.
+
+    An engine or another collector stored it. Its encoding may differ from ours; the parts go once it is adopted, so
+    every byte is looked at.
+    """
+    buffer = bytearray(ours.header_bytes)
+    try:
+        meta = await store.head(key)
+        await store.get_into(key, memoryview(buffer))
+        header = read_header(
+            buffer,
+            expect_namespace=ours.namespace_digest,
+            expect_chunk=ours.chunk_id,
+            expect_group=ours.layer_group,
+        )
+        if header.object_bytes != meta.size or header.shards != ours.shards:
+            return None
+        await check_frames(header, lambda offset, out: store.get_into(key, out, offset))
+    except (CorruptData, NotFound):
+        return None
+    return header
 
 
 async def _read_part(
@@ -161,6 +190,6 @@ async def _read_part(
     data = memoryview(bytearray(size))
     await store.get_into(chunk_key(namespace.name, part.chunk_id, group), data)
     header = read_header(data, expect_namespace=namespace.digest, expect_chunk=part.chunk_id, expect_group=group)
-    if header.object_bytes != size or header.shards != part.added.shards:
+    if header.object_bytes != size or header.shards != namespace.shards_of_group[group]:
         raise CorruptData("header and record disagree")
     return header, data

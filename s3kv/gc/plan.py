@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from s3kv.catalog.touches import TOUCH_EVERY_HOURS
 from s3kv.format.limits import ID_BYTES
 from s3kv.format.records import SECONDS_PER_HOUR
 from s3kv.gc.links import Links, find_links
@@ -210,7 +211,8 @@ def make_plan(sources: Sequence[Source], policy: Policy, orphans: Sequence[Orpha
     reason = _reasons(columns, used, superseded, policy)
     order = _order(columns, used)
     chosen = order[reason[order] > 0]
-    chosen = chosen[np.argsort(reason[chosen] != Reason.SUPERSEDED, kind="stable")]  # these first: nothing needs them
+    # Namespaces apart, since each batch of the execution is of one; superseded ones first: nothing needs them.
+    chosen = chosen[np.lexsort((columns.namespace[chosen], reason[chosen] != Reason.SUPERSEDED))]
     return _with_orphans(columns, chosen, reason, used, sources, policy, orphans)
 
 
@@ -271,8 +273,8 @@ def _reasons(
     if policy.superseded:
         reason[superseded] = Reason.SUPERSEDED
     if policy.max_idle_s is not None:
-        # A touch says the hour and no more: the chunk may have been used at that hour's end.
-        idle_s = policy.now - (used.astype(np.float64) + 1) * SECONDS_PER_HOUR
+        # Uses in the first hours after a touch are not published: the chunk may have been in use until these were over.
+        idle_s = policy.now - (used.astype(np.float64) + TOUCH_EVERY_HOURS) * SECONDS_PER_HOUR
         reason[(reason == 0) & (idle_s > policy.max_idle_s)] = Reason.IDLE
     if policy.max_bytes is not None:
         order = _order(columns, used)

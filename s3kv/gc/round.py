@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -10,6 +11,7 @@ from s3kv.catalog.browse import temporary_catalog
 from s3kv.catalog.catalog import Catalog
 from s3kv.errors import CorruptData, NotFound
 from s3kv.format.keys import lease_key
+from s3kv.format.records import ChunkAdded
 from s3kv.gc.execute import Place
 from s3kv.gc.lease import MAX_LEASE_BYTES, LeaseState
 from s3kv.gc.merge import Merge, carry_out, plan_merges
@@ -20,6 +22,8 @@ from s3kv.settings import Settings
 from s3kv.store import Store
 
 LEASE_NAME = "gc"
+MERGES_A_SEGMENT = 256
+"""Every agent reads every segment of the log, so a record does not get one of its own."""
 
 
 @dataclass(slots=True)
@@ -58,6 +62,16 @@ class Round:
             for spec in self.namespaces
         }
 
+    def orphans(self, scans: Mapping[str, Scan], *, unnamed: bool) -> list[Orphan]:
+        """What may be deleted of what was listed: nothing that a record names by now; without `unnamed` only what a
+        collection forgot."""
+        return [
+            each
+            for name, scan in scans.items()
+            for each in [*scan.forgotten, *(scan.orphans if unnamed else ())]
+            if self.catalogs[name].chunk(each.chunk_id) is None
+        ]
+
     def merges(self, plan: Plan) -> dict[str, list[Merge]]:
         """Of chunks that stay: what `plan` gives up is not worth merging. CPU work: call it in a thread."""
         target = self.settings.upload.chunk_target_bytes
@@ -69,25 +83,45 @@ class Round:
             for spec in self.namespaces
         }
 
-    async def merge(self, merges: dict[str, list[Merge]], progress: Callable[[int], None]) -> Merged:
-        """Carries merges out; a part that turns out bad is left to `s3kv verify`. Raises StoreError."""
+    async def merge(
+        self, merges: dict[str, list[Merge]], progress: Callable[[int], None], beat: Callable[[], Awaitable[None]]
+    ) -> Merged:
+        """Carries merges out; a part that turns out bad is left to `s3kv verify`. `beat` is called between merges.
+
+        Raises StoreError and what `beat` raises; objects whose records were not published yet are orphans then.
+        """
         merged = Merged()
         for spec in self.namespaces:
-            catalog = self.catalogs[spec.name]
-            for merge in merges[spec.name]:
-                parts = [entry for part in merge.parts if (entry := catalog.chunk(part)) is not None]
-                try:
-                    if len(parts) < len(merge.parts):
-                        raise NotFound("a part was forgotten meanwhile")
-                    record = await carry_out(self.store, spec, parts)
-                except (CorruptData, NotFound):
-                    merged.bad += 1
-                    continue
-                await catalog.publish([record])
-                merged.made += 1
-                merged.parts += len(merge.parts)
-                progress(len(merge.parts))
+            for start in range(0, len(merges[spec.name]), MERGES_A_SEGMENT):
+                batch = merges[spec.name][start : start + MERGES_A_SEGMENT]
+                records = [record async for record in self._merged(spec, batch, merged, progress, beat)]
+                if records:
+                    await self.catalogs[spec.name].publish(records, stamped=True)
         return merged
+
+    async def _merged(
+        self,
+        spec: NamespaceSpec,
+        batch: Sequence[Merge],
+        merged: Merged,
+        progress: Callable[[int], None],
+        beat: Callable[[], Awaitable[None]],
+    ) -> AsyncIterator[ChunkAdded]:
+        catalog = self.catalogs[spec.name]
+        for merge in batch:
+            await beat()
+            parts = [entry for part in merge.parts if (entry := catalog.chunk(part)) is not None]
+            progress(len(merge.parts))
+            try:
+                if len(parts) < len(merge.parts):
+                    raise NotFound("a part was forgotten meanwhile")
+                record = await carry_out(self.store, spec, parts)
+            except (CorruptData, NotFound):
+                merged.bad += 1
+                continue
+            merged.made += 1
+            merged.parts += len(merge.parts)
+            yield record
 
 
 @dataclass(slots=True)
@@ -100,20 +134,26 @@ class Merged:
 
 
 @asynccontextmanager
-async def opened_round(store: Store, settings: Settings, namespaces: tuple[NamespaceSpec, ...]) -> AsyncIterator[Round]:
+async def opened_round(
+    store: Store,
+    settings: Settings,
+    namespaces: tuple[NamespaceSpec, ...],
+    *,
+    clock: Callable[[], float] = time.time,  # noqa: TID251 - the default of an injected clock
+) -> AsyncIterator[Round]:
     """Catalogs with indexes in temporary folders: what is planned on is what the bucket says now."""
     async with AsyncExitStack() as stack:
         opened = Round(store, settings, namespaces)
         for spec in namespaces:
-            catalog = await stack.enter_async_context(temporary_catalog(store, spec, settings.catalog))
+            catalog = await stack.enter_async_context(temporary_catalog(store, spec, settings.catalog, clock=clock))
             opened.catalogs[spec.name] = catalog
         yield opened
 
 
-async def interrupted_since(store: Store) -> float | None:
-    """When (seconds since 1970) a collection forgot chunks whose objects may not all be gone; None: none did."""
+async def interrupted_since(store: Store) -> int:
+    """When (µs since 1970) a collection forgot chunks whose objects may not all be gone; 0: none did."""
     try:
         state = LeaseState.decode((await store.get_with_etag(lease_key(LEASE_NAME), MAX_LEASE_BYTES))[0])
     except (NotFound, CorruptData):
-        return None
-    return state.pending_us / 1e6 if state.pending_us else None
+        return 0
+    return state.pending_us

@@ -21,6 +21,8 @@ class Known(Protocol):
 
     def chunk(self, chunk_id: bytes) -> object | None: ...
     def tombstone(self, chunk_id: bytes) -> Tombstone | None: ...
+    @property
+    def unread(self) -> int: ...
 
 
 class ChunkObjects(NamedTuple):
@@ -34,7 +36,8 @@ class ChunkObjects(NamedTuple):
 @dataclass(slots=True)
 class Scan:
     """`forgotten`: the catalog says that they are deleted; `orphans`: no record names them and they are old enough;
-    `young`: no record yet; `foreign`: keys under `chunk/` that s3kv does not write, which are left alone."""
+    `young`: no record yet; `foreign`: keys under `chunk/` that s3kv does not write, which are left alone. `unsure` ones
+    would be orphans, had the catalog been read completely: `unread` objects of it were not."""
 
     chunks: int = 0
     objects: int = 0
@@ -43,6 +46,8 @@ class Scan:
     orphans: list[Orphan] = field(default_factory=list)
     young: int = 0
     foreign: int = 0
+    unsure: int = 0
+    unread: int = 0
 
 
 async def scan_chunks(
@@ -58,7 +63,7 @@ async def scan_chunks(
 
     Raises StoreError. A record may be published while this runs: who deletes asks the catalog once more.
     """
-    scan = Scan()
+    scan = Scan(unread=catalog.unread)
     async for found in chunk_objects(store, namespace, scan):
         scan.chunks += 1
         scan.objects += found.objects
@@ -69,10 +74,12 @@ async def scan_chunks(
         orphan = Orphan(namespace, found.chunk_id, found.size, found.objects)
         if catalog.tombstone(found.chunk_id) is not None:
             scan.forgotten.append(orphan)
-        elif now - found.modified > orphan_age_s:
-            scan.orphans.append(orphan)
-        else:
+        elif now - found.modified <= orphan_age_s:
             scan.young += 1
+        elif scan.unread:
+            scan.unsure += 1
+        else:
+            scan.orphans.append(orphan)
     return scan
 
 

@@ -106,7 +106,8 @@ async def verify_object(store: Store, namespace: NamespaceSpec, entry: ChunkEntr
     buffer = bytearray(header_size)
     await store.get_into(key, memoryview(buffer))
     header = read_header(buffer, expect_namespace=namespace.digest, expect_chunk=added.chunk_id, expect_group=group)
-    if header.object_bytes != size or header.start_block != added.start_block or header.shards != added.shards:
+    shards = namespace.shards_of_group[group]
+    if header.object_bytes != size or header.start_block != added.start_block or header.shards != shards:
         raise CorruptData("header and record disagree")
     await check_frames(header, lambda offset, out: store.get_into(key, out, offset))
     return size

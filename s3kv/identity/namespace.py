@@ -110,6 +110,12 @@ class NamespaceSpec:
         parts = [Part(shard, sharded) for shard in range(self.shards)] if any(sharded) else []
         return (*parts, Part(REPLICATED, replicated)) if any(replicated) else tuple(parts)
 
+    @cached_property
+    def shards_of_group(self) -> tuple[tuple[int, ...], ...]:
+        """For each layer group the parts that hold bytes of it, ascending: the shard set of its objects."""
+        groups = range(len(self.groups))
+        return tuple(tuple(part.shard for part in self.parts if part.group_bytes[group]) for group in groups)
+
     @property
     def element_size(self) -> int:
         """Bytes of one KV element, for byte planes; 1 where the dtype is unknown."""

@@ -173,6 +173,23 @@ async def test_tombstones_outlive_grace_and_end_with_their_time(nodes, store, cl
     assert not a.catalog.is_forgotten(gone)
 
 
+async def test_an_agent_that_was_cut_off_for_longer_than_tombstones_are_kept_begins_anew(nodes, store, clock):
+    """Else it would bring back, by its next snapshot, what was deleted meanwhile."""
+    a, b = nodes(1), nodes(2)
+    await a.start()
+    await publish(a, 0, 2, clock)
+    await b.start()
+    gone = added(SPEC, chain(0, 2)).chunk_id
+    await a.catalog.forget([gone], DeleteReason.COLLECTED)
+    for number in range(2, 6):
+        clock.advance(DAY / 2)
+        await publish(a, number, 1, clock)
+        await a.catalog.compact(force=True)
+    assert state(b.catalog).keys() == {gone, added(SPEC, chain(1, 2)).chunk_id}
+    await b.catalog.poll()
+    assert state(b.catalog) == state(a.catalog) and gone not in state(a.catalog)
+
+
 async def test_a_damaged_snapshot_is_skipped_and_the_log_read(nodes, store, clock):
     a = nodes(1)
     await a.start()

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from support.catalogs import T0, FakeClock, Node, added, block, chain, namespace, state
 
+from s3kv.catalog.catalog import RESTART_PAUSE_S
 from s3kv.catalog.entry import ChunkEntry, Tombstone, pack, unpack
 from s3kv.catalog.faults import IndexUnwritable
 from s3kv.catalog.folder import read_marker
@@ -247,6 +248,32 @@ async def test_a_full_index_degrades_and_recovers(tmp_path):
     await b.restart()
     await a.catalog.poll()
     assert state(b.catalog) == state(a.catalog) and len(state(a.catalog)) == 399
+    a.kill()
+    b.kill()
+
+
+async def test_a_full_index_is_not_read_for_at_every_poll(tmp_path):
+    """What cannot be kept would be fetched again each time."""
+    clock, store = FakeClock(), MemoryStore()
+    a = Node(store, tmp_path / "a", agent=1, clock=clock)
+    b = Node(store, tmp_path / "b", agent=2, clock=clock, map_bytes=1 << 18)
+    await a.start()
+    await b.start()
+    await a.catalog.publish([added(namespace(), chain(number, 20)) for number in range(400)])
+    reads = []
+
+    async def counted(key, max_bytes, get=store.get):
+        reads.append(key)
+        return await get(key, max_bytes)
+
+    store.get = counted
+    for _ in range(30):
+        await b.catalog.poll()
+        clock.advance(1)
+    assert reads and len(reads) == len(set(reads))
+    clock.advance(RESTART_PAUSE_S)
+    await b.catalog.poll()
+    assert len(reads) == 2 * len(set(reads))
     a.kill()
     b.kill()
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import signal
+import time
 
 import pytest
+from support.bucket_fill import DAY_S
 from support.command import Cli
 from support.places import SPEC, Filled, Place, fill
 from support.servers import S3Place
 
-from s3kv.format.keys import chunk_prefix, parse_chunk_key
+from s3kv.format.keys import chunk_prefix, lease_key, log_prefix, parse_chunk_key
+from s3kv.gc.lease import LeaseState
 from s3kv.store import Store
 
 NOW_GRACE = ("--grace", "0s")
@@ -92,6 +95,49 @@ def test_an_interrupted_collection_is_taken_up_again(filled: Filled, monkeypatch
     assert "taken up again" in ran.out
     assert filled.old.chunk_id not in chunk_ids(filled.place)
     assert "taken up again" not in filled.cli("gc", "--max-idle", "30d", "--yes", *NOW_GRACE).ok().out
+
+
+def pending(place: Place, seconds_ago: float) -> None:
+    """A collection published its deletions so long ago and was cut off."""
+    state = LeaseState(epoch=1, holder="", pending_us=int((time.time() - seconds_ago) * 1e6))
+    place.within(lambda store: store.put(lease_key("gc"), state.encode()))
+
+
+def test_an_interruption_is_over_once_every_namespace_was_looked_at(filled: Filled) -> None:
+    """Also when nothing was left of it: listing a whole bucket at every round costs money."""
+    pending(filled.place, 600)
+    collect = ("gc", "--max-idle", "100d", "--yes", "--json")
+    assert filled.cli(*collect, "--namespace", SPEC.name[:6]).ok().json["resumes"] is True
+    assert filled.cli(*collect, "--dry-run").ok().json["resumes"] is True
+    assert filled.cli(*collect).ok().json["resumes"] is True
+    assert filled.cli(*collect).ok().json["resumes"] is False
+
+
+def test_what_an_interruption_left_long_ago_is_named_by_no_record(filled: Filled) -> None:
+    """The catalog no longer remembers the deletions then."""
+    aged = ("--set", "collect.orphan_age_s=0.000001")
+    pending(filled.place, 600)
+    filled.cli("gc", "--max-idle", "100d", "--yes", *NOW_GRACE, *aged).ok()
+    assert filled.orphan.chunk_id in chunk_ids(filled.place)
+    pending(filled.place, 2 * DAY_S)
+    filled.cli("gc", "--max-idle", "100d", "--yes", *NOW_GRACE, *aged).ok()
+    assert filled.orphan.chunk_id not in chunk_ids(filled.place)
+    assert filled.old.chunk_id in chunk_ids(filled.place)
+
+
+def test_a_damaged_catalog_makes_no_orphans_and_a_rebuild_mends_it(filled: Filled) -> None:
+    async def damage(store: Store) -> None:
+        for meta in [meta async for page in store.list(log_prefix(SPEC.name)) for meta in page]:
+            await store.put(meta.key, b"?" * meta.size)
+
+    filled.place.within(damage)
+    before = chunk_ids(filled.place)
+    aged = ("--set", "collect.orphan_age_s=0.000001")
+    ran = filled.cli("gc", "--orphans", "--yes", *NOW_GRACE, *aged).ok()
+    assert "run s3kv catalog rebuild first" in ran.out and chunk_ids(filled.place) == before
+    (rebuilt,) = filled.cli("catalog", "rebuild", "--json").ok().json
+    assert (rebuilt["found"], rebuilt["unreadable"] > 0) == (4, True)
+    assert "Nothing to collect: 4 chunks" in filled.cli("gc", "--orphans", "--yes", *aged).ok().out
 
 
 def test_a_chunk_that_is_stored_again_during_the_grace_period_stays(

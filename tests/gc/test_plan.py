@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from support.bucket_fill import NOW, chain, small_namespace, tokens_of
 
 from s3kv.catalog.entry import ChunkEntry
+from s3kv.catalog.touches import TOUCH_EVERY_HOURS
 from s3kv.format.header import chunk_id
 from s3kv.format.records import ChunkAdded, GroupObject, Stamp, hour_of
 from s3kv.gc.plan import Orphan, Plan, Policy, Reason, Source, make_plan
@@ -45,9 +46,11 @@ def test_case_50_by_age_takes_what_was_idle_for_longer() -> None:
     assert chosen(plan_of([old, new], max_idle_s=50 * 3600.0)) == {old.chunk_id: Reason.IDLE}
 
 
-def test_a_touch_counts_until_the_end_of_its_hour() -> None:
-    chunk = entry(chain(SPEC, "a", 2), 0, 2, hours_ago=10)
-    assert not chosen(plan_of([chunk], max_idle_s=9.5 * 3600.0))
+def test_a_touch_counts_until_the_next_one_would_have_been_published() -> None:
+    """Agents publish none for some hours after the last: the chunk may be in use all the time."""
+    chunk = entry(chain(SPEC, "a", 2), 0, 2, hours_ago=TOUCH_EVERY_HOURS + 2)
+    assert not chosen(plan_of([chunk], max_idle_s=3.5 * 3600.0))
+    assert chosen(plan_of([chunk], max_idle_s=1.5 * 3600.0))
 
 
 def test_case_50_by_size_takes_the_least_recently_used_and_no_more_than_needed() -> None:

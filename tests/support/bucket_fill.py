@@ -56,14 +56,15 @@ class Filler:
         blocks = tuple(hashes[start : start + count])
         groups = []
         for group in range(len(self.spec.groups)):
-            shards = tuple(part.shard for part in self.spec.parts)
+            shards = self.spec.shards_of_group[group]
             pages = [[self._rng.randbytes(page_bytes) for _ in shards] for _ in blocks]
             content = ChunkContent(self.spec.digest, group, parent, start, shards, blocks, 2)
             header, body = build_chunk(content, pages, Codec("raw"))
             await self.store.put(chunk_key(self.spec.name, header.chunk_id, group), body)
             groups.append(GroupObject(header.object_bytes, header.header_bytes))
+        held = tuple(part.shard for part in self.spec.parts)
         record = ChunkAdded(
-            chunk_id(self.spec.digest, parent, blocks), Stamp(0, 0), parent, start, blocks, 0, shards, tuple(groups)
+            chunk_id(self.spec.digest, parent, blocks), Stamp(0, 0), parent, start, blocks, 0, held, tuple(groups)
         )
         if publish:
             await self.catalog.publish([record])
