@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from s3kv.format.keys import FORMAT_KEY, LEASES_PREFIX, namespace_key, namespace_prefix
 from s3kv.store import DeleteError, Store
 from s3kv.store.base import DELETE_BATCH_KEYS
+from s3kv.store.keys import SCRATCH_PREFIX
+
+_BESIDE = (LEASES_PREFIX, SCRATCH_PREFIX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,7 @@ class Removed:
 async def measure_prefixes(store: Store, namespaces: Sequence[str], *, everything: bool) -> list[Extent]:
     """What `remove` would delete, by prefix. Raises StoreError."""
     extents = []
-    for prefix in [*map(namespace_prefix, namespaces), *([LEASES_PREFIX] if everything else [])]:
+    for prefix in [*map(namespace_prefix, namespaces), *(_BESIDE if everything else ())]:
         objects = total = 0
         async for page in store.list(prefix):
             objects += len(page)
@@ -44,7 +47,7 @@ async def remove(
     everything: bool,
     progress: Callable[[int], None] = lambda count: None,
 ) -> Removed:
-    """Deletes namespaces (names) and, with `everything`, leases and `format.json`.
+    """Deletes namespaces (names) and, with `everything`, leases, what stores were tried with, and `format.json`.
 
     The description goes last: while anything of a namespace is left it is still listed as one, and may be deleted
     again. Raises StoreError; what was not reached stays.
@@ -55,7 +58,8 @@ async def remove(
         if not removed.failures:
             await _delete(store, [namespace_key(name)], removed)
     if everything:
-        await _remove_prefix(store, LEASES_PREFIX, "", removed, progress)
+        for prefix in _BESIDE:
+            await _remove_prefix(store, prefix, "", removed, progress)
         await _delete(store, [FORMAT_KEY], removed)
     return removed
 

@@ -7,6 +7,7 @@ not, and is reported apart, so that an outage is never taken for damage and repa
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,9 +58,10 @@ class Summary:
 
 def sampled(entries: Iterable[ChunkEntry], fraction: float, seed: int) -> Iterator[ChunkEntry]:
     """About `fraction` of the chunks, chosen by their ids: another seed, another sample."""
-    limit = int(fraction * 2**32)
+    limit, key = int(fraction * 2**32), str(seed).encode()
     for entry in entries:
-        if (int.from_bytes(entry.chunk_id[:4], "big") ^ (seed & 0xFFFFFFFF)) < limit:
+        drawn = hashlib.blake2b(entry.chunk_id, digest_size=4, key=key[:64]).digest()
+        if int.from_bytes(drawn, "big") < limit:
             yield entry
 
 

@@ -13,8 +13,8 @@ from s3kv.errors import CorruptData
 from s3kv.format.keys import chunk_key
 from s3kv.format.records import ChunkAdded, GroupObject, Stamp
 from s3kv.gc.merge import carry_out, plan_merges
-from s3kv.gc.verify import verify_chunk
-from s3kv.identity import REPLICATED, GroupSpec, NamespaceSpec, RegionSpec
+from s3kv.gc.verify import sampled, verify_chunk
+from s3kv.identity import REPLICATED, ROOT, GroupSpec, NamespaceSpec, RegionSpec
 from s3kv.store.memory import MemoryStore
 
 SPEC = small_namespace(groups=2, shards=2)
@@ -92,6 +92,17 @@ async def test_nothing_is_merged_across_a_branch_or_beyond_the_target(filler: Fi
         [(branches[0].chunk_id, branches[1].chunk_id), (branches[2].chunk_id, branches[3].chunk_id)]
     )
     assert plan_merges(entries(stem, *branches), branches[0].size + 1) == []
+
+
+def test_another_seed_verifies_another_sample() -> None:
+    ids = [number.to_bytes(16, "big") for number in range(2000)]
+    group = GroupObject(100, 64)
+    known = [ChunkEntry(ChunkAdded(name, Stamp(1, 1), ROOT, 0, (name,), 0, (0,), (group,)), 0) for name in ids]
+    samples = [{each.chunk_id for each in sampled(known, 0.2, seed)} for seed in (0, 1, 2, 365, 2**70)]
+    assert all(300 < len(each) < 500 for each in samples)
+    assert len(set.union(*samples)) > 1100
+    assert samples[0] == {each.chunk_id for each in sampled(known, 0.2, 0)}
+    assert len(list(sampled(known, 1.0, 0))) == 2000
 
 
 async def test_hostile_records_in_a_ring_end() -> None:
