@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from typing import Any
 
 from s3kv.connector.blocksize import BlockSizeProof
-from s3kv.connector.guard import Troubles
+from s3kv.connector.guard import PromiseBroken, Troubles
 from s3kv.connector.layout import PagedCache
 from s3kv.connector.metadata import ConnectorMeta
 from s3kv.connector.ports import Leader
 from s3kv.connector.requests import Ending, Lease, MakeChain, Offered, RequestState, RequestTracker
-from s3kv.connector.scope import request_identity
+from s3kv.connector.scope import has_unnamed_media, request_identity, shows_media
 from s3kv.identity import Chain, MediaSpan, NamespaceSpec, Scope
 from s3kv.settings import Settings
+
+logger = logging.getLogger("s3kv.connector")
 
 _DUMMY = ("is_dummy_request", "is_dummy", "is_attention_dp_dummy", "is_cuda_graph_dummy")
 """How releases mark requests of the runtime's own, which pad a batch."""
@@ -30,15 +33,18 @@ class Planner:
         leader: Leader,
         *,
         offers: bool = True,
+        text_only: bool = False,
         troubles: Troubles,
     ) -> None:
-        """`offers` False: save only."""
+        """`offers` False: save only. `text_only`: the model is known to take token ids and nothing else."""
         self.leader = leader
         self._namespace = namespace
         self._block = namespace.tokens_per_block
         self._adapters = settings.identity.adapters
         self._server_id = secrets.token_hex(16)
         self._offers = offers
+        self._text_only = text_only
+        self._told = False
         self._min_tokens = max(1, settings.load.min_tokens)
         self._troubles = troubles
         self.tracker = RequestTracker(
@@ -54,7 +60,7 @@ class Planner:
     def match(self, request: Any, computed: int) -> tuple[int, bool]:
         """Tokens to offer beyond the `computed` ones on the device, and whether to park the request for them."""
         state = self._begin(request)
-        if state is None or not self._offers:
+        if state is None or not self._offers or not self._tells(request):
             return 0, False
         last_block = (self._prompt_length(request, state) - 1) // self._block  # one token is left to compute
         first_block = computed // self._block
@@ -81,7 +87,11 @@ class Planner:
         return tokens, parked
 
     def allocated(self, request: Any, pages: list[list[int]]) -> None:
-        self.tracker.allocated(request, int(request.request_id), pages)
+        """V1 shows the whole request here first. Raises PromiseBroken for one that should have been offered nothing."""
+        request_id = int(request.request_id)
+        if has_unnamed_media(request):
+            self._leave_alone(request_id)
+        self.tracker.allocated(request, request_id, pages)
 
     def cancel(self, request: Any, start: int, end: int) -> None:
         self.tracker.cancel(int(request.request_id), start, end)
@@ -104,6 +114,32 @@ class Planner:
         if ending.tip is not None:
             self.leader.finished(ending.tip)
         return ending.hold
+
+    def _tells(self, request: Any) -> bool:
+        """Whether what identifies the request is all of it: V1's native view has no media without hashes."""
+        if self._text_only or shows_media(request):
+            return True
+        if not self._told:
+            self._told = True
+            logger.warning(
+                "this model may take images or sound, which V1 does not show before a prompt's KV is allocated: s3kv "
+                "offers nothing to requests without multimodal hashes (kv_cache_config.use_kv_cache_manager_v2 does)"
+            )
+        return False
+
+    def _leave_alone(self, request_id: int) -> None:
+        """A tracked request turns out to have media without hashes: its blocks are no text's, and nobody's to share."""
+        state = self.tracker.get(request_id)
+        if state is None:
+            return
+        self._text_only = False
+        offered = state.offered
+        self._release(self.tracker.finish(request_id).released)
+        if offered is not None:
+            raise PromiseBroken(
+                f"request {request_id} was offered KV of its text, and has media that its checkpoint's files do not "
+                "speak of: set kv_cache_config.use_kv_cache_manager_v2, which shows them in time"
+            )
 
     def _begin(self, request: Any) -> RequestState | None:
         """Track a request, from its query on. None for one that must be left alone."""

@@ -14,6 +14,8 @@ from s3kv.connector.guard import Troubles, never_raises, nothing
 from s3kv.connector.layout import PagedCache
 from s3kv.connector.meeting import join
 from s3kv.connector.metadata import ConnectorMeta
+from s3kv.connector.modality import text_only
+from s3kv.connector.namespace import model_folder
 from s3kv.connector.planner import Planner
 from s3kv.connector.ports import LeaderFactory
 from s3kv.connector.worker import rank_engine_id
@@ -45,6 +47,7 @@ class SchedulerShell:
         self._settings = load_settings()
         self._placement = placement(llm_args)
         self._offers = block_reuse(llm_args) is not False
+        self._text_only = text_only(model_folder(llm_args))
         self._planner: Planner | None = None
         self._room = join(llm_args, self._placement.process_rank, "scheduler", self)
         self._room.when_published(self._start)
@@ -59,7 +62,10 @@ class SchedulerShell:
             engine_id=rank_engine_id(self._room, self._placement.ranks),
         )
         leader.connect()
-        self._planner = Planner(self._settings, namespace, cache, leader, offers=self._offers, troubles=self.troubles)
+        self._planner = Planner(
+            self._settings, namespace, cache, leader, offers=self._offers, text_only=self._text_only,
+            troubles=self.troubles,
+        )  # fmt: skip
 
     def wait_for_initialization(self) -> None:
         """The cache is registered on every rank by now; nothing is left to wait for."""

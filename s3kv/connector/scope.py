@@ -19,7 +19,11 @@ _MEDIA_WITHOUT_HASH = (
     "py_multimodal_data",
     "prompt_embedding_table",
 )
-"""Inputs that change KV bytes and that tokens do not show. The last is prompt tuning's."""
+"""Inputs that change KV bytes and that tokens do not show. The last is prompt tuning's.
+
+Raw media travel in `py_multimodal_data` alone, which Python adds to a request: under the PyTorch backend the native
+request, which V1's query is given a copy of, has of media only the hashes, with their positions and lengths.
+"""
 
 
 def request_identity(
@@ -30,6 +34,16 @@ def request_identity(
     if media is None:
         return None
     return Scope(cache_salt=_salt(request), adapter=_adapter(request, adapters, server_id)), media
+
+
+def shows_media(request: Any) -> bool:
+    """Whether a request without media could be told from one with media by this object."""
+    return hasattr(request, "py_multimodal_data") or _present(getattr(request, "multimodal_hashes", None))
+
+
+def has_unnamed_media(request: Any) -> bool:
+    """Whether the request has inputs that its identity cannot name, as far as this object shows."""
+    return _media(request, 0) is None
 
 
 def salt_text(salt: Any) -> str | None:

@@ -28,6 +28,8 @@ class ConnectorConfig:
 class SimConfig:
     """One engine.
 
+    model_name: the default has a checkpoint folder that tells of a model for text alone; a connector finds none for
+    other names. Requests may have media all the same, so name another model where that would be a lie.
     threads: torch's threads of a rank on the CPU; a setting of the process. More than the idle cores is far slower.
     manager: "v1" or "v2" (see `s3kv.sim.managers`).
     chunk_tokens: prompt tokens a pass computes of one request, at least a block; None turns chunked prefill off.

@@ -6,6 +6,7 @@ Only what a connector may read is here. `override` sets any of it to something e
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,11 +15,13 @@ from s3kv.sim.config import ConnectorConfig, SimConfig
 _DTYPE_NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "fp8"}
 """torch's name of a KV type to the one in `kv_cache_config.dtype`."""
 
+_CHECKPOINTS = Path(__file__).parent / "checkpoints"
+
 
 def make_llm_args(config: SimConfig, connector: ConnectorConfig, rank: int) -> SimpleNamespace:
     """The arguments as one rank sees them, with `config.llm_args` applied (dotted names to values)."""
     args = SimpleNamespace(
-        model=config.model_name,
+        model=_model(config.model_name),
         backend="pytorch",
         dtype="auto",
         tokens_per_block=None,
@@ -49,6 +52,12 @@ def make_llm_args(config: SimConfig, connector: ConnectorConfig, rank: int) -> S
     )
     override(args, config.llm_args)
     return args
+
+
+def _model(name: str) -> str:
+    """The checkpoint's folder, where there is one."""
+    folder = _CHECKPOINTS / name
+    return str(folder) if folder.is_dir() else name
 
 
 def override(args: SimpleNamespace, values: Mapping[str, Any]) -> None:

@@ -120,12 +120,13 @@ class LlmRequest:
         return BoundRequest(self, early)
 
     def _set_media(self, media: Sequence[tuple[Media, bool]]) -> None:
-        self.multimodal_positions = [item.position for item, _ in media] or None
-        self.multimodal_lengths = [item.length for item, _ in media] or None
-        self.multimodal_embedding = [item.content for item, _ in media] or None
-        self.py_multimodal_data = {"multimodal_embedding": self.multimodal_embedding} if media else None
+        """As the PyTorch backend does: raw media stay with Python, and native code has their hashes, if anything."""
         hashed = bool(media) and all(has_hash for _, has_hash in media)
+        self.multimodal_embedding = None
+        self.multimodal_positions = [item.position for item, _ in media] if hashed else None
+        self.multimodal_lengths = [item.length for item, _ in media] if hashed else None
         self.multimodal_hashes = [_digest(item.content) for item, _ in media] if hashed else None
+        self.py_multimodal_data = {"image": [item.content for item, _ in media]} if media else None
 
 
 _BOUND_NAMES = """

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +17,9 @@ import torch
 from support.connector_rig import FakeRequest, namespace_for, output, pages_cache, report
 from support.fake_agent import FakeAgent
 
-from s3kv.connector.guard import Troubles
+from s3kv.connector.guard import PromiseBroken, Troubles
 from s3kv.connector.meeting import join
+from s3kv.connector.modality import text_only
 from s3kv.connector.planner import Planner
 from s3kv.connector.scope import request_identity
 from s3kv.identity import MediaSpan, Scope, chain_hashes
@@ -28,7 +31,8 @@ BLOCK = 32
 class Rig:
     """A planner, and an agent that holds whatever `store` was told to."""
 
-    def __init__(self, server: Planner | None = None, **sections: Any) -> None:
+    def __init__(self, *, text_only: bool = True, **sections: Any) -> None:
+        self.text_only = text_only
         self.cache, _ = pages_cache(pages=64, tokens_per_block=BLOCK)
         self.namespace = namespace_for(self.cache, BLOCK)
         self.agent = FakeAgent(slots=64)
@@ -37,7 +41,7 @@ class Rig:
 
     def another_server(self) -> Planner:
         leader = self.agent.leader(self.settings, self.namespace, ranks=1, engine_id="e")
-        return Planner(self.settings, self.namespace, self.cache, leader, troubles=Troubles())
+        return Planner(self.settings, self.namespace, self.cache, leader, text_only=self.text_only, troubles=Troubles())
 
     def run(self, request: FakeRequest, computed: int = 0, planner: Planner | None = None) -> tuple[int, bool]:
         """Ask, compute all of the prompt, store what is to be saved, and end. Returns the offer."""
@@ -200,6 +204,93 @@ def test_media_with_hashes_are_part_of_the_identity() -> None:
     assert rig.run(picture(2, [1, -2, 3, 4, 5, 6, 7, 8]))[0] == 96
     assert rig.run(picture(3, [1, 2, 3, 4, 5, 6, 7, 8]))[0] == 32  # the block before the picture is common
     assert rig.run(FakeRequest(4, PROMPT))[0] == 32
+
+
+PICTURE = {"py_multimodal_data": {"image": {"pixel_values": object()}}}
+
+
+def run_v1(rig: Rig, number: int, **python: Any) -> int:
+    """V1: the query is given the native request, without what Python added. Returns the tokens offered."""
+    offered = rig.planner.match(FakeRequest(number, PROMPT), 0)[0]
+    request = FakeRequest(number, PROMPT, **{"py_multimodal_data": None, **python})
+    rig.planner.allocated(request, [[0, 1, 2, 3]])
+    meta = rig.planner.plan(output([report(number, PROMPT, [0, 1, 2, 3], 0, 128 - offered)]))
+    directory = rig.agent.directory(rig.namespace)
+    for save in meta.saves if meta else ():
+        places = rig.agent.reserve(directory, 0, save.parent, save.start, save.hashes)
+        rig.agent.commit(directory, 0, places, [i for i, slot in enumerate(places.slots) if slot >= 0])
+    for load in meta.loads if meta else ():
+        rig.agent.release(directory, load.lease, load.epoch, 0)
+    rig.planner.finish(request)
+    rig.agent.check_at_rest()
+    return offered
+
+
+def test_v1_requests_of_a_model_that_takes_media_are_saved_and_offered_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rig = Rig(text_only=False)
+    assert [run_v1(rig, number) for number in (1, 2)] == [0, 0]
+    assert len(rig.stored()) == 4
+    assert rig.agent.clients[-1].matches == 0
+    assert caplog.text.count("use_kv_cache_manager_v2") == 1
+    shown = {"py_multimodal_data": None}  # V2, and releases whose query is given the Python object
+    assert rig.run(FakeRequest(3, PROMPT, **shown))[0] == 96
+    hashed = {"multimodal_hashes": [[1] * 8], "multimodal_positions": [40], "multimodal_lengths": [8]}
+    assert rig.run(FakeRequest(4, PROMPT, **hashed))[0] == 32  # natively too
+
+
+def test_media_that_v1_shows_late_are_never_saved_as_text() -> None:
+    for known in (False, True):
+        rig = Rig(text_only=known)
+        assert run_v1(rig, 1, **PICTURE) == 0
+        assert rig.stored() == set()
+
+
+def test_media_that_v1_shows_after_an_offer_stop_the_executor() -> None:
+    rig = Rig()
+    assert [run_v1(rig, number) for number in (1, 2)] == [0, 96]
+    with pytest.raises(PromiseBroken, match="use_kv_cache_manager_v2"):
+        run_v1(rig, 3, **PICTURE)
+    assert len(rig.planner.tracker) == 0
+    rig.agent.check_at_rest()
+    assert run_v1(rig, 4) == 0  # the model is known to take media now
+
+
+CONFIG: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "rope_scaling": {"factor": 8}, "use_mrope": False}
+
+
+@pytest.mark.parametrize(
+    ("changes", "files", "expected"),
+    [
+        ({}, [], True),
+        ({}, ["tokenizer_config.json", "model.safetensors"], True),
+        ({"architectures": ["Qwen2VLForConditionalGeneration"]}, [], False),
+        ({"architectures": ["LlamaForCausalLM", "Other"]}, [], False),
+        ({"architectures": None}, [], False),
+        ({"architectures": [5]}, [], False),
+        ({"vision_config": None}, [], False),
+        ({"mm_hidden_size": 5}, [], False),
+        ({"text_config": [{"deep": {"audio_token_id": 7}}]}, [], False),
+        ({"embd_layer": {"image_embd_layer": {}}}, [], False),
+        ({}, ["preprocessor_config.json"], False),
+        ({}, ["processor_config.json"], False),
+    ],
+)
+def test_a_checkpoint_is_for_text_alone_only_where_nothing_speaks_against_it(
+    changes: dict[str, Any], files: list[str], expected: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **changes}))
+    for name in files:
+        (tmp_path / name).touch()
+    assert text_only(tmp_path) is expected
+
+
+def test_a_checkpoint_that_cannot_be_read_may_be_anything(tmp_path: Path) -> None:
+    assert not text_only(None) and not text_only(tmp_path) and not text_only(tmp_path / "missing")
+    for text in ("[]", "{", "5", '"LlamaForCausalLM"'):
+        (tmp_path / "config.json").write_text(text)
+        assert not text_only(tmp_path)
 
 
 def test_media_of_unknown_place_are_part_of_every_block() -> None:

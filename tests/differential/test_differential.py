@@ -17,11 +17,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.connector_rig import again, assert_same, plain, serving, use_agent
+from support.connector_rig import CONNECTOR, again, assert_same, plain, serving, use_agent
 from support.fake_agent import FakeAgent
 
+from s3kv.connector.guard import PromiseBroken
 from s3kv.identity import NamespaceSpec
-from s3kv.sim import ModelShape, OfferPolicy, ReplayPolicy, SimConfig, SimRequest, install
+from s3kv.sim import Engine, Media, ModelShape, OfferPolicy, ReplayPolicy, SimConfig, SimRequest, install
 from s3kv.sim.workload import WorkloadShape, random_workload
 
 SMALL = ModelShape(num_layers=2, hidden=32, num_heads=4, num_kv_heads=2, head_dim=8, mlp=32, windows=(None,))
@@ -54,7 +55,13 @@ class Setting:
 
     def config(self) -> SimConfig:
         return SimConfig(
-            model=MODELS[self.model], num_pages=96, guard=True, adapters={1: "summary"}, ranks="thread", **self.engine
+            model=MODELS[self.model],
+            model_name="s3kv-sim-media" if self.media else "s3kv-sim",
+            num_pages=96,
+            guard=True,
+            adapters={1: "summary"},
+            ranks="thread",
+            **self.engine,
         )
 
     def agent(self) -> FakeAgent:
@@ -67,18 +74,19 @@ SHAPE = WorkloadShape(
 )  # fmt: skip
 
 V2 = {"manager": "v2"}
-V1 = {"manager": "v1"}
+V1 = {"manager": "v1"}  # offers little to a model that takes media: "v1, media"
 CHUNKED = {"chunk_tokens": 48}
 OVERLAP = {"overlap": True}
 UNRULY = {"offers": OfferPolicy("random", ragged=True, late_match=True), "replays": ReplayPolicy(0.05)}
 
 SETTINGS = {
-    "v1": Setting(engine=V1),
-    "v1, chunks, overlap": Setting(engine={**V1, **CHUNKED, **OVERLAP}),
-    "v1, early release, old path": Setting(engine={**V1, **CHUNKED}, paths="old", early=True),
-    "v1, no reuse": Setting(engine={**V1, "reuse": False}),
-    "v1, latent": Setting("latent", engine=V1),
-    "v1, parked": Setting(engine={**V1, **OVERLAP}, policy="park", fetch_polls=2),
+    "v1": Setting(engine=V1, media=0.0),
+    "v1, chunks, overlap": Setting(engine={**V1, **CHUNKED, **OVERLAP}, media=0.0),
+    "v1, early release, old path": Setting(engine={**V1, **CHUNKED}, paths="old", early=True, media=0.0),
+    "v1, no reuse": Setting(engine={**V1, "reuse": False}, media=0.0),
+    "v1, latent": Setting("latent", engine=V1, media=0.0),
+    "v1, parked": Setting(engine={**V1, **OVERLAP}, policy="park", fetch_polls=2, media=0.0),
+    "v1, media": Setting(engine=V1, media=0.7, sequential=True, slots=64),
     "v2": Setting(engine=V2, paths="new"),
     "v2, whole blocks only": Setting(engine={**V2, "partial_reuse": False}),
     "v2, chunks": Setting(engine={**V2, **CHUNKED}),
@@ -107,7 +115,7 @@ SETTINGS = {
     "v2, two ranks, latent": Setting("latent", engine={**V2, "tp_size": 2}),
     # Room for all blocks: in fewer slots the rank that is ahead drops what the other has not written yet.
     "v2, two ranks, parked": Setting(engine={**V2, **OVERLAP, "tp_size": 2}, policy="park", fetch_polls=3, slots=64),
-    "v1, two ranks": Setting(engine={**V1, **CHUNKED, **OVERLAP, "tp_size": 2}),
+    "v1, two ranks": Setting(engine={**V1, **CHUNKED, **OVERLAP, "tp_size": 2}, media=0.0),
     "v2, attention dp": Setting("windows", engine={**V2, **CHUNKED, "tp_size": 2, "attention_dp": True}),
 }
 
@@ -175,6 +183,7 @@ def test_any_point_of_the_product(data: st.DataObject) -> None:
         policy=data.draw(st.sampled_from(["wait", "park", "resident"]), "policy"),
         slots=data.draw(st.sampled_from([4, 24, 64]), "slots"),
         fetch_polls=data.draw(st.sampled_from([0, 3]), "polls"),
+        media=data.draw(st.sampled_from([0.0, 0.4]), "media"),
     )
     with pytest.MonkeyPatch.context() as patch:
         check(patch, setting, data.draw(st.integers(0, 1000), "seed"))
@@ -217,3 +226,61 @@ def test_servers_of_one_checkpoint_with_other_windows_share_nothing(
             results = engine.generate([second])
     assert results[0].loaded_tokens == 0
     assert_same(expected, results)
+
+
+PICTURES = [
+    SimRequest(number, tuple(range(100)), max_new_tokens=4, media=media)
+    for number, media in enumerate([(Media(8, 60, "a cat"),), (), (Media(8, 60, "a dog"),), (Media(8, 60, "a cat"),)])
+]
+
+
+def check_pictures(patch: pytest.MonkeyPatch, manager: str, hashed: bool) -> list[int]:
+    """One row of tokens, as placeholders are, and different pictures behind them. Returns what each loaded."""
+    agent = FakeAgent(64)
+    use_agent(patch, agent)
+    config = Setting(engine={"manager": manager}).config()
+    requests = [dataclasses.replace(each, media_hashes=hashed) for each in PICTURES]
+    results = []
+    with install():
+        expected = plain(config, requests, sequential=True, empty_device=True)
+        with serving(config) as engine:
+            for request in requests:
+                results += engine.generate([request], empty_device=True)
+                assert engine.executors[0].driver.worker.transfers.drain(10)
+    assert_same(expected, results)
+    return [result.loaded_tokens for result in results]
+
+
+@pytest.mark.parametrize("hashed", [False, True])
+@pytest.mark.parametrize("manager", ["v1", "v2"])
+def test_media_without_hashes_are_no_text(manager: str, hashed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check_pictures(monkeypatch, manager, hashed) == ([0, 0, 0, 96] if hashed else [0] * 4)
+
+
+def test_plain_requests_are_served_under_v1_where_the_checkpoint_is_for_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = {}
+    for media in (0.0, 0.5):
+        agent = FakeAgent(64)
+        use_agent(monkeypatch, agent)
+        config = Setting(engine=V1, media=media).config()
+        with install():
+            for number in (1, 2):
+                with serving(config) as engine:
+                    (result,) = engine.generate([SimRequest(number, tuple(range(100)), max_new_tokens=4)])
+        assert agent.blocks_saved()
+        loaded[media] = result.loaded_tokens
+    assert loaded == {0.0: 96, 0.5: 0}
+
+
+def test_a_text_model_with_media_all_the_same_is_stopped_before_a_wrong_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Media that no file of the checkpoint speaks of: once seen, nothing more is offered; after an offer, the end."""
+    use_agent(monkeypatch, FakeAgent(64))
+    config = Setting(engine=V1, media=0.0).config()
+    text, picture = PICTURES[1], dataclasses.replace(PICTURES[0], media_hashes=False)
+    with install():
+        with serving(config) as engine:
+            engine.generate([picture], empty_device=True)
+            for request in (text, dataclasses.replace(text, request_id=10)):
+                assert engine.generate([request], empty_device=True)[0].loaded_tokens == 0
+        with Engine(config, CONNECTOR) as engine, pytest.raises(PromiseBroken, match="use_kv_cache_manager_v2"):
+            engine.generate([dataclasses.replace(picture, request_id=20)])

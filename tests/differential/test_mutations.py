@@ -15,7 +15,7 @@ from s3kv.connector.metadata import Load
 from s3kv.connector.strips import Copies, Strip, numbers
 from s3kv.identity import Scope
 
-from .test_differential import MODELS, SETTINGS, Setting, check
+from .test_differential import MODELS, SETTINGS, Setting, check, check_pictures
 
 Patch = pytest.MonkeyPatch
 
@@ -78,6 +78,16 @@ def media_are_tokens(patch: Patch) -> None:
     right = scope.request_identity
     patch.setattr(scope, "_media", lambda request, tokens: ())
     patch.setattr(planner, "request_identity", right)
+
+
+def the_native_view_is_all(patch: Patch) -> None:
+    """V1's query shows no media without hashes, so there are none."""
+    patch.setattr(planner, "shows_media", lambda request: True)
+
+
+def media_seen_late_are_overlooked(patch: Patch) -> None:
+    patch.setattr(planner, "shows_media", lambda request: True)
+    patch.setattr(planner, "has_unnamed_media", lambda request: False)
 
 
 def unverified_blocks(patch: Patch) -> None:
@@ -147,3 +157,10 @@ def test_mutant_is_caught(mutant: Callable[[Patch], None], monkeypatch: pytest.M
     with pytest.raises(Exception):  # noqa: B017 - an assertion, or whatever the runtime raises
         for seed in range(1, 7):
             check(monkeypatch, setting, seed)
+
+
+@pytest.mark.parametrize("mutant", [the_native_view_is_all, media_seen_late_are_overlooked])
+def test_mutant_is_caught_by_pictures(mutant: Callable[[Patch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant(monkeypatch)
+    with pytest.raises(Exception):  # noqa: B017 - an assertion, or a promise that is broken
+        check_pictures(monkeypatch, "v1", hashed=False)

@@ -23,7 +23,7 @@ from .test_differential import CHUNKED, OVERLAP, SHAPE, UNRULY, V1, V2, Setting
 PLAIN_SHAPE = dataclasses.replace(SHAPE, cancellations=0.0, requests=5)
 
 SETTINGS = {
-    "v1": Setting(engine={**V1, **CHUNKED, **OVERLAP}),
+    "v1": Setting(engine={**V1, **CHUNKED, **OVERLAP}, media=0.0),
     "v2": Setting(engine=V2),
     "v2, windows, unruly": Setting("windows", engine={**V2, **CHUNKED, **OVERLAP, **UNRULY}),
     "v2, parked": Setting("windows", engine={**V2, **CHUNKED}, policy="park"),
@@ -82,7 +82,7 @@ def test_two_lives_over_one_bucket(name: str, tmp_path: Path, monkeypatch: pytes
     setting = SETTINGS[name]
     settings = settings_for(tmp_path, setting, monkeypatch)
     config = setting.config()
-    first = random_workload(random.Random(7), PLAIN_SHAPE)
+    first = random_workload(random.Random(7), dataclasses.replace(PLAIN_SHAPE, media=setting.media))
     loaded = 0
     with install():
         for requests in (first, again(first)):

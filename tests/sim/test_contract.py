@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from s3kv.sim import ConnectorConfig, ContractError, Engine, Media, ModelShape, OfferPolicy, SimConfig, SimRequest
+from s3kv.sim.llm_request import LlmRequest
 
 pytestmark = pytest.mark.usefixtures("interface")
 
@@ -242,6 +243,21 @@ def test_dummies_and_media_without_digests_are_shown_as_such(toy: Toy) -> None:
     assert [result.loaded_tokens for result in results] == [256, 0, 0, 0]
     assert [result.reused_tokens for result in results] == [0, 0, 256, 0]
     assert len({result.tokens for result in results}) == 1
+
+
+def test_raw_media_stay_with_python_and_native_code_has_their_hashes() -> None:
+    media = Media(1, 2, "a cat")
+    plain, raw, hashed = (
+        LlmRequest(1, PROMPT, 1, tokens_per_block=16, media=each) for each in ([], [(media, False)], [(media, True)])
+    )
+    assert plain.py_multimodal_data is None
+    assert raw.py_multimodal_data == hashed.py_multimodal_data == {"image": ["a cat"]}
+    native = [request.bound_view(early=False) for request in (plain, raw, hashed)]
+    assert not any(hasattr(view, "py_multimodal_data") for view in native)
+    names = ("multimodal_hashes", "multimodal_positions", "multimodal_lengths", "multimodal_embedding")
+    seen = [[getattr(view, name) for name in names] for view in native]
+    assert seen[0] == seen[1] == [None] * 4
+    assert seen[2][1:] == [[1], [2], None] and len(seen[2][0][0]) == 8
 
 
 def test_honouring_nothing_computes_everything(toy: Toy) -> None:

@@ -202,7 +202,7 @@ class ToyScheduler(KvCacheConnectorScheduler):
 
     def _new_state(self, request):
         media = list(zip(request.multimodal_positions or [], request.multimodal_lengths or [], strict=True))
-        unknown = bool(media) and request.multimodal_hashes is None
+        unknown = getattr(request, "py_multimodal_data", None) is not None and request.multimodal_hashes is None
         hashes = request.multimodal_hashes or []
         salt = getattr(request, "cache_salt", getattr(request, "cache_salt_id", None))
         identity = (None if self.bug == "no_salt" else salt, None if self.bug == "no_adapter" else request.lora_task_id)
