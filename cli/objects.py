@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
+import stat
+import tempfile
 from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -231,20 +234,41 @@ async def _verify(
 
 
 class _Progress:
-    """The last chunk id of each namespace that was read, in a small file. Without a file it remembers nothing."""
+    """The last chunk id of each namespace that was read, in a small file. Without a file it remembers nothing.
+
+    Raises typer.BadParameter, with nothing changed, for a path that holds anything else or cannot be written to: the
+    file is replaced while chunks are read and removed at the end.
+    """
 
     SAVE_EVERY = 64
+    MAX_BYTES = 1 << 20
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._count = 0
         self._last: dict[str, str] = {}
-        if path is not None and path.is_file():
-            try:
-                loaded = json.loads(path.read_text(encoding="utf-8"))
-                self._last = {str(name): str(last) for name, last in loaded.items() if _ID.fullmatch(str(last))}
-            except (ValueError, AttributeError) as error:
-                raise typer.BadParameter(f"{path} is no state of s3kv verify", param_hint="--state") from error
+        if path is None:
+            return
+        try:
+            if os.path.lexists(path):
+                self._last = self._read(path)
+            temporary = self._written(path)  # before the bucket is read for hours
+            temporary.unlink()
+        except OSError as error:
+            raise typer.BadParameter(f"{path}: {error.strerror or error}", param_hint="--state") from error
+
+    @classmethod
+    def _read(cls, path: Path) -> dict[str, str]:
+        about = path.lstat()
+        if not stat.S_ISREG(about.st_mode):
+            raise typer.BadParameter(f"{path} is no regular file", param_hint="--state")
+        try:
+            loaded = json.loads(path.read_text(encoding="utf-8")) if about.st_size <= cls.MAX_BYTES else None
+        except (ValueError, RecursionError):
+            loaded = None
+        if not isinstance(loaded, dict) or not loaded or not all(map(_is_id, itertools.chain(*loaded.items()))):
+            raise typer.BadParameter(f"{path} is no state of s3kv verify: it is left alone", param_hint="--state")
+        return loaded
 
     def after(self, namespace: str) -> bytes:
         return bytes.fromhex(self._last.get(namespace, ""))
@@ -252,16 +276,26 @@ class _Progress:
     def reached(self, namespace: str, chunk_id: bytes) -> None:
         self._last[namespace] = chunk_id.hex()
         self._count += 1
-        if self._count % self.SAVE_EVERY == 1:
-            self._save()
+        if self._path is not None and self._count % self.SAVE_EVERY == 1:
+            self._written(self._path).replace(self._path)
 
     def finished(self) -> None:
         """The next run begins anew."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 
-    def _save(self) -> None:
-        if self._path is not None:
-            temporary = self._path.with_name(self._path.name + ".new")
-            temporary.write_text(json.dumps(self._last), encoding="utf-8")
-            temporary.replace(self._path)
+    def _written(self, path: Path) -> Path:
+        """A new file beside `path`, whose name nobody else has, with the present state."""
+        descriptor, name = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)
+        temporary = Path(name)
+        try:
+            with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 - a descriptor
+                json.dump(self._last, file)
+        except BaseException:
+            temporary.unlink()
+            raise
+        return temporary
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, str) and _ID.fullmatch(value) is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,59 @@ def test_verify_can_sample_and_go_on_where_it_was_stopped(filled: Filled, tmp_pa
     state = tmp_path / "state.json"
     state.write_text(json.dumps({SPEC.name: ids[1].hex()}))
     assert filled.cli("verify", "--state", str(state), "--json").ok().json["checked"] == 1
+    assert not state.exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    ['{"name": "x", "version": "1"}', "{}", "[]", "", '{"%s": 7}' % ("0" * 32), '{"a": "%s"}' % ("0" * 32), "[" * 9999],
+)
+def test_verify_leaves_a_file_alone_that_is_no_state_of_its_own(filled: Filled, tmp_path: Path, content: str) -> None:
+    file = tmp_path / "package.json"
+    file.write_text(content)
+    ran = filled.cli("verify", "--state", str(file))
+    assert ran.code == 2 and "--state" in ran.err and "internal error" not in ran.err
+    assert file.read_text() == content
+
+
+def test_verify_takes_a_regular_file_in_a_folder_it_may_write_to(
+    filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from s3kv.catalog import browse
+
+    async def read(store: object) -> None:
+        raise AssertionError("the bucket was read before the file was looked at")
+
+    monkeypatch.setattr(browse, "find_namespaces", read)
+    state = tmp_path / "state.json"
+    state.write_text(json.dumps({SPEC.name: "0" * 32}))
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(state)
+    (tmp_path / "dangling").symlink_to("absent")
+    before = sorted(tmp_path.iterdir())
+    for path in ("pipe", "link", "dangling", "", "absent/state.json", "state.json/x"):
+        ran = filled.cli("verify", "--state", str(tmp_path / path))
+        assert ran.code == 2 and "--state" in ran.err, path
+    assert sorted(tmp_path.iterdir()) == before and json.loads(state.read_text())
+
+
+def test_verify_keeps_its_place_when_it_is_stopped(
+    filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from s3kv.gc.verify import Summary
+
+    def stopped(self: Summary, verdict: object) -> None:
+        if self.checked:
+            raise KeyboardInterrupt
+        add(self, verdict)  # type: ignore[arg-type]
+
+    add = Summary.add
+    monkeypatch.setattr(Summary, "add", stopped)
+    state = tmp_path / "state.json"
+    assert filled.cli("verify", "--state", str(state)).code == 130
+    assert [path.name for path in tmp_path.glob("state*")] == ["state.json"]
+    monkeypatch.undo()
+    assert filled.cli("verify", "--state", str(state), "--json").ok().json["checked"] == 2
     assert not state.exists()
 
 
