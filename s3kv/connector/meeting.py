@@ -30,21 +30,26 @@ class Room:
     key: object = field(default_factory=lambda: uuid.uuid4().hex)
     members: dict[Role, weakref.ref[Any]] = field(default_factory=dict)
     _published: tuple[NamespaceSpec, PagedCache] | None = None
-    _on_cache: OnCache | None = None
+    _on_cache: weakref.WeakMethod[OnCache] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def publish(self, namespace: NamespaceSpec, cache: PagedCache) -> None:
         """The worker: the cache is registered. Runs the scheduler's start in this thread if it is there already."""
         with self._lock:
             self._published = (namespace, cache)
-            callback = self._on_cache
+            callback = self._on_cache() if self._on_cache is not None else None
         if callback is not None:
             callback(namespace, cache)
 
-    def when_published(self, callback: OnCache) -> None:
-        """The scheduler: what to do once the cache is known, at once if it is."""
+    def retract(self) -> None:
+        """The worker has ended: its cache, which is the engine's memory, is nobody's to keep."""
         with self._lock:
-            self._on_cache = callback
+            self._published = None
+
+    def when_published(self, callback: OnCache) -> None:
+        """The scheduler: what to do once the cache is known, at once if it is. A method; its object is not kept."""
+        with self._lock:
+            self._on_cache = weakref.WeakMethod(callback)
             published = self._published
         if published is not None:
             callback(*published)

@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from s3kv.client.engine import LeaderClient
 from s3kv.connector.bringup import block_reuse, check_arguments, placement
+from s3kv.connector.dropping import when_dropped
 from s3kv.connector.guard import Troubles, never_raises, nothing
 from s3kv.connector.layout import PagedCache
 from s3kv.connector.meeting import join
@@ -49,6 +51,7 @@ class SchedulerShell:
         self._offers = block_reuse(llm_args) is not False
         self._text_only = text_only(model_folder(llm_args))
         self._planner: Planner | None = None
+        self._call_off: Callable[[], object] = nothing
         self._room = join(llm_args, self._placement.process_rank, "scheduler", self)
         self._room.when_published(self._start)
 
@@ -61,6 +64,7 @@ class SchedulerShell:
             ranks=self._placement.ranks,
             engine_id=rank_engine_id(self._room, self._placement.ranks),
         )
+        self._call_off = when_dropped(self, leader.close)
         leader.connect()
         self._planner = Planner(
             self._settings, namespace, cache, leader, offers=self._offers, text_only=self._text_only,
@@ -116,9 +120,10 @@ class SchedulerShell:
         return self._planner
 
     def shutdown(self) -> None:
-        """Idempotent."""
+        """Idempotent; also happens once a scheduler was dropped."""
         planner, self._planner = self._planner, None
         if planner is not None:
+            self._call_off()
             planner.leader.close()
 
 

@@ -17,6 +17,7 @@ from s3kv.client.engine import WorkerClient
 from s3kv.client.launch import engine_id
 from s3kv.connector.bringup import check_arguments, placement
 from s3kv.connector.device import Device, Stream, device_for
+from s3kv.connector.dropping import when_dropped
 from s3kv.connector.guard import Troubles, never_raises, nothing
 from s3kv.connector.layout import PagedCache, from_layout, from_tensor
 from s3kv.connector.meeting import Room, join
@@ -54,6 +55,7 @@ class WorkerShell:
         self._placement = placement(llm_args)
         self._transfers: Transfers | None = None
         self._room: Room | None = None
+        self._call_off: Callable[[], object] = nothing
         if self._placement.leads:
             self._room = join(llm_args, self._placement.process_rank, "worker", self)
 
@@ -87,6 +89,7 @@ class WorkerShell:
             troubles=self.troubles,
             client_factory=type(self).client_factory,
         )
+        self._call_off = when_dropped(self, _end, self._transfers, self._room)
         self._wait_for_agent(self._transfers)
         atexit.register(_close, weakref.ref(self))
 
@@ -142,10 +145,18 @@ class WorkerShell:
         return self._transfers
 
     def shutdown(self) -> None:
-        """Finish copies, unregister and unmap the arenas. Idempotent; also called at exit, and by newer runtimes."""
+        """Finish copies, unregister and unmap the arenas. Idempotent; newer runtimes call it. Also happens at exit, and
+        in a thread of its own once a worker was dropped."""
         transfers, self._transfers = self._transfers, None
         if transfers is not None:
-            transfers.close()
+            self._call_off()
+            _end(transfers, self._room)
+
+
+def _end(transfers: Transfers, room: Room | None) -> None:
+    if room is not None:
+        room.retract()
+    transfers.close()
 
 
 def rank_engine_id(room: Room | None, ranks: int) -> str:

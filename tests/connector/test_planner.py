@@ -22,7 +22,7 @@ from s3kv.connector.meeting import join
 from s3kv.connector.modality import text_only
 from s3kv.connector.planner import Planner
 from s3kv.connector.scope import request_identity
-from s3kv.identity import MediaSpan, Scope, chain_hashes
+from s3kv.identity import MediaSpan, NamespaceSpec, Scope, chain_hashes
 from s3kv.settings import load_settings
 
 BLOCK = 32
@@ -414,16 +414,27 @@ class TestMeeting:
         assert join(first, 0, "worker", halves[5]) is not worker  # another engine of the same arguments
 
     def test_who_comes_first_waits_for_nobody(self) -> None:
-        heard: list[str] = []
+        class Listener:
+            def __init__(self) -> None:
+                self.heard: list[str] = []
+
+            def start(self, namespace: NamespaceSpec, cache: object) -> None:
+                self.heard.append(namespace.name)
+
+        listener = Listener()
         cache, _ = pages_cache()
         namespace = namespace_for(cache)
         args, halves = SimpleNamespace(), (self.Half(), self.Half())
         room = join(args, 0, "worker", halves[0])
         room.publish(namespace, cache)
-        join(args, 0, "scheduler", halves[1]).when_published(lambda found, _: heard.append(found.name))
-        assert heard == [namespace.name]
+        join(args, 0, "scheduler", halves[1]).when_published(listener.start)
+        assert listener.heard == [namespace.name]
         room.publish(namespace, cache)
-        assert heard == [namespace.name] * 2
+        assert listener.heard == [namespace.name] * 2
+        room.retract()
+        late = Listener()
+        room.when_published(late.start)
+        assert late.heard == []
 
     def test_halves_that_are_gone_leave_no_room_behind(self) -> None:
         args = SimpleNamespace()
