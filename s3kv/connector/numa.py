@@ -2,7 +2,8 @@
 
 The agent makes an arena without touching it; registering it with CUDA is what faults its pages in, in this process. So
 the thread that registers prefers the GPU's node meanwhile (set_mempolicy(2): the policy of a thread decides where pages
-of a shared mapping without a policy of its own are taken). Best effort: without it copies cross the socket's link.
+of a shared mapping without a policy of its own are taken), and then has the policy again that it had before. A thread
+that is bound to nodes (numactl --membind) keeps to them. Best effort: without it copies cross the socket's link.
 """
 
 from __future__ import annotations
@@ -19,9 +20,14 @@ import torch
 
 logger = logging.getLogger("s3kv.connector")
 
-_SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
-_DEFAULT, _PREFERRED = 0, 1
+_SYSCALLS = {"x86_64": (238, 239), "aarch64": (237, 236)}
+"""set_mempolicy and get_mempolicy."""
+
+_PREFERRED, _BIND = 1, 2
+_MODE_FLAGS = 0b111 << 13  # that a mode may carry: static and relative nodes, balancing
 _MASK_BITS = 1024
+_WORD_BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
+_Mask = ctypes.c_ulong * (_MASK_BITS // _WORD_BITS)
 _NODES = Path("/sys/devices/system/node")
 _DEVICES = Path("/sys/bus/pci/devices")
 
@@ -42,19 +48,23 @@ def node_of(device: torch.device, *, nodes: Path = _NODES, devices: Path = _DEVI
 @contextmanager
 def preferring(node: int | None) -> Iterator[None]:
     """This thread's fresh memory comes from `node` first, if it has some; None changes nothing."""
-    number = _SET_MEMPOLICY.get(platform.machine())
-    if node is None or number is None:
+    calls = _SYSCALLS.get(platform.machine())
+    if node is None or calls is None:
         yield
         return
-    mask = (ctypes.c_ulong * (_MASK_BITS // (8 * ctypes.sizeof(ctypes.c_ulong))))()
-    word = 8 * ctypes.sizeof(ctypes.c_ulong)
-    mask[node // word] = 1 << (node % word)
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.syscall(number, _PREFERRED, mask, _MASK_BITS) != 0:
+    set_policy, get_policy = calls
+    syscall = ctypes.CDLL(None, use_errno=True).syscall
+    mode, before, wanted = ctypes.c_int(), _Mask(), _Mask()
+    wanted[node // _WORD_BITS] = 1 << (node % _WORD_BITS)
+    known = syscall(get_policy, ctypes.byref(mode), before, _MASK_BITS, None, 0) == 0
+    if known and mode.value & ~_MODE_FLAGS == _BIND:
+        yield
+        return
+    if not known or syscall(set_policy, _PREFERRED, wanted, _MASK_BITS) != 0:
         logger.info("memory cannot be preferred on NUMA node %d (errno %d)", node, ctypes.get_errno())
         yield
         return
     try:
         yield
     finally:
-        libc.syscall(number, _DEFAULT, None, 0)
+        syscall(set_policy, mode.value, before, _MASK_BITS)
