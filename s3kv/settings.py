@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ByteSize,
@@ -73,6 +74,8 @@ NotNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(gt=0)]
 Bytes = Annotated[int, Field(gt=0), WrapValidator(_size_in_bytes)]
+AbsolutePath = Annotated[Path, AfterValidator(Path.absolute)]
+"""A relative one begins in the folder of who reads the settings, then: an engine may move to another folder later."""
 
 
 def _own_folder() -> Path:
@@ -100,7 +103,7 @@ class StoreSettings(Section):
         None, description="URL of an S3-compatible server; AWS's variables and profile decide when unset."
     )
     path_style: bool | None = Field(None, description="Bucket in the path; default: yes when an endpoint is set.")
-    ca_bundle: Path | None = Field(
+    ca_bundle: AbsolutePath | None = Field(
         None, description="PEM file of CAs to trust: besides the system's (obstore), or instead (aioboto3)."
     )
     tls_verify: bool = Field(True, description="False accepts any certificate, and says so in the log at every start.")
@@ -179,7 +182,7 @@ class FetchSettings(Section):
 
 
 class CatalogSettings(Section):
-    index_dir: Path | None = Field(None, description="Folder of the local index; default: beside the socket.")
+    index_dir: AbsolutePath | None = Field(None, description="Folder of the local index; default: beside the socket.")
     poll_interval_s: Positive = Field(
         5.0,
         description="Pause between listings of the log: $2.60 a month at 5 s, a twelfth while no engine is attached.",
@@ -192,7 +195,7 @@ class CatalogSettings(Section):
 
 
 class AgentSettings(Section):
-    socket: Path = Field(
+    socket: AbsolutePath = Field(
         default_factory=lambda: _own_folder() / "agent.sock",
         description="Unix socket of the node's agent.",
     )

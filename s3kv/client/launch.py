@@ -35,6 +35,7 @@ def engine_id(environ: Mapping[str, str] = os.environ, parent: Callable[[], int]
 def start_agent(settings: AgentSettings) -> subprocess.Popen[bytes]:
     """Start `python -m s3kv.agent` in a session of its own, so that it outlives this process and its signals.
 
+    It runs in this process's folder, since it reads the same settings, which may name files from there.
     Raises AgentUnavailable, with nothing written, when the socket's folder is another user's.
     """
     settings.socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -45,13 +46,12 @@ def start_agent(settings: AgentSettings) -> subprocess.Popen[bytes]:
     environment["S3KV_AGENT__SOCKET"] = str(settings.socket)
     with log.open("ab") as out:
         return subprocess.Popen(
-            [sys.executable, "-m", "s3kv.agent"],
+            [sys.executable, "-P", "-m", "s3kv.agent"],  # -P: imports nothing that happens to lie in that folder
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
             start_new_session=True,
             env=environment,
-            cwd="/",
         )
 
 
