@@ -20,6 +20,8 @@ PART_MAX_BYTES = 255
 """Longest part between slashes: a file name on Linux."""
 PREFIX_MAX_BYTES = 512
 """Longest prefix in `store.url`, so that the longest key of format 1 fits behind it."""
+PRIVATE_FOLDER = ".s3kv"
+"""Where a folder store keeps files of its own: below it no store has objects."""
 SCRATCH_PREFIX = "scratch/"
 """Where a store is tried out. A lifecycle rule empties it: nodes may put objects there and not delete them."""
 EXPRESS_SUFFIX = "--x-s3"
@@ -44,15 +46,22 @@ class Location:
 
 def why_bad_key(key: str) -> str | None:
     """Why `key` cannot be a key, or None when it can."""
+    if key.partition("/")[0] == PRIVATE_FOLDER:
+        return f"is in {PRIVATE_FOLDER}/, where a folder store keeps files of its own"
+    return why_bad_path(key)
+
+
+def why_bad_path(path: str) -> str | None:
+    """Why `path` can be no part of a key, or None when it can."""
     try:
-        encoded = key.encode("utf-8")
+        encoded = path.encode("utf-8")
     except UnicodeEncodeError:
         return "is not valid Unicode"
     if not encoded or len(encoded) > KEY_MAX_BYTES:
         return f"is empty or longer than {KEY_MAX_BYTES} bytes"
-    if any(char == "\\" or unicodedata.category(char) in ("Cc", "Cs") for char in key):
+    if any(char == "\\" or unicodedata.category(char) in ("Cc", "Cs") for char in path):
         return "has control characters or backslashes"
-    for part in key.split("/"):
+    for part in path.split("/"):
         if part in ("", ".", ".."):
             return 'has an empty, "." or ".." part'
         if len(part.encode("utf-8")) > PART_MAX_BYTES:
@@ -103,7 +112,7 @@ def _parse_s3(url: str, rest: str) -> Location:
     if not bucket or any(char.isspace() or char in "?#%@:" for char in bucket):
         raise _bad(url, "must name a bucket: s3://bucket/prefix")
     prefix = prefix.rstrip("/")
-    if prefix and (reason := why_bad_key(prefix)):
+    if prefix and (reason := why_bad_path(prefix)):
         raise _bad(url, f"has a prefix that {reason}")
     if len(prefix.encode("utf-8")) > PREFIX_MAX_BYTES:
         raise _bad(url, f"has a prefix longer than {PREFIX_MAX_BYTES} bytes")
@@ -113,8 +122,8 @@ def _parse_s3(url: str, rest: str) -> Location:
 def _parse_folder(url: str, rest: str) -> Path:
     if not rest.startswith("/") or rest.strip("/") == "":
         raise _bad(url, "must name an absolute folder: file:///folder")
-    if why_bad_key(rest.strip("/")) is not None:
-        raise _bad(url, f"names a folder that {why_bad_key(rest.strip('/'))}")
+    if reason := why_bad_path(rest.strip("/")):
+        raise _bad(url, f"names a folder that {reason}")
     return Path(rest)
 
 

@@ -45,7 +45,7 @@ from s3kv.store.files import (
     translated,
     write_all,
 )
-from s3kv.store.keys import check_key, check_prefix, check_start_after, why_bad_key
+from s3kv.store.keys import PRIVATE_FOLDER, check_key, check_prefix, check_start_after, why_bad_path
 from s3kv.store.reads import DerivedReads
 from s3kv.store.threads import StartedThreads
 
@@ -53,8 +53,8 @@ FSYNC_MAX_BYTES = 256 << 10
 """Larger objects are not synced (see above)."""
 STAGING_MAX_AGE_S = 24 * 3600.0
 """Files in staging older than this were left by a crash and are removed when the folder is opened."""
-_PRIVATE = ".s3kv"
 _THREADS = 16
+_LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 _LOCK_TRIES = 400
 _LOCK_PAUSE_S = 0.005
 
@@ -74,17 +74,12 @@ class LocalStore(DerivedReads):
         self._clock_ns = clock_ns
         self._sleep = sleep
         self._page_keys = page_keys
-        self._staging = root / _PRIVATE / "staging"
-        self._lock_path = root / _PRIVATE / "lock"
+        self._staging = root / PRIVATE_FOLDER / "staging"
+        self._lock_path = root / PRIVATE_FOLDER / "lock"
         self._numbers = itertools.count()
-        try:
-            refuse_foreign_folder(root)
-            make_folder(self._staging)
+        self._make_staging()
+        with _usable(root):
             self._remove_old_staging()
-        except OSError as error:
-            raise StoreMisconfigured(
-                f"store.url (or S3KV_STORE__URL): folder {root} cannot be used: {error.strerror}"
-            ) from error
         self._executor = StartedThreads(_THREADS, "s3kv-local-store", "store.url")
 
     @property
@@ -136,10 +131,7 @@ class LocalStore(DerivedReads):
     # The rest runs in threads.
 
     def _path(self, key: str) -> Path:
-        check_key(key)
-        if key.partition("/")[0] == _PRIVATE:
-            raise ValueError(f"key {key!r} begins with {_PRIVATE}/, which is the store's own")
-        return self._root / key
+        return self._root / check_key(key)
 
     def _write(self, key: str, parts: Sequence[memoryview], name: Callable[[Path, Path], None]) -> str:
         path = self._path(key)
@@ -147,19 +139,20 @@ class LocalStore(DerivedReads):
         with translated(key):
             try:
                 etag, synced = self._stage(staged, parts)
-                try:
-                    publish(name, staged, path, self._root)
-                except FileExistsError as error:
-                    raise AlreadyExists(f"object {key} exists") from error
+                publish(name, staged, path, self._root)
                 if synced:
                     sync_folder(path.parent)
                 return etag
+            except FileExistsError as error:
+                raise AlreadyExists(f"object {key} exists") from error
+            except FileNotFoundError as error:
+                raise Transient(f"folder {self._root} was taken away during a put (store.url)") from error
             finally:
-                with contextlib.suppress(FileNotFoundError):
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                     staged.unlink()
 
     def _stage(self, staged: Path, parts: Sequence[memoryview]) -> tuple[str, bool]:
-        descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        descriptor = self._open_own(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
         try:
             write_all(descriptor, parts)
             now = self._clock_ns()
@@ -174,7 +167,7 @@ class LocalStore(DerivedReads):
     def _write_if_match(self, key: str, parts: Sequence[memoryview], etag: str) -> str | None:
         """The new etag, or None while another process holds the lock."""
         path = self._path(key)
-        with translated(key), self._lock_path.open("ab") as lock:
+        with translated(key), os.fdopen(self._open_own(self._lock_path, _LOCK_FLAGS)) as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -207,7 +200,7 @@ class LocalStore(DerivedReads):
                     return [
                         entry
                         for entry in entries
-                        if why_bad_key(entry.name) is None and not (prefix == "" and entry.name == _PRIVATE)
+                        if why_bad_path(entry.name) is None and not (prefix == "" and entry.name == PRIVATE_FOLDER)
                     ]
             except (FileNotFoundError, NotADirectoryError):
                 return []
@@ -240,12 +233,35 @@ class LocalStore(DerivedReads):
                 folder.rmdir()
                 folder = folder.parent
 
+    def _make_staging(self) -> None:
+        with _usable(self._root):
+            refuse_foreign_folder(self._root)
+            make_folder(self._staging)
+
+    def _open_own(self, path: Path, flags: int) -> int:
+        """A file in `.s3kv`, which is made again: who cleans /tmp takes away what was not touched for days."""
+        try:
+            return os.open(path, flags, 0o600)
+        except FileNotFoundError:
+            self._make_staging()
+            return os.open(path, flags, 0o600)
+
     def _remove_old_staging(self) -> None:
         oldest = self._clock_ns() / 1e9 - STAGING_MAX_AGE_S
         for path in self._staging.iterdir():
             with contextlib.suppress(FileNotFoundError):
                 if path.stat().st_mtime < oldest:
                     path.unlink()
+
+
+@contextlib.contextmanager
+def _usable(root: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StoreMisconfigured(
+            f"store.url (or S3KV_STORE__URL): folder {root} cannot be used: {error.strerror}"
+        ) from error
 
 
 def _take(entries: Iterator[ObjectMeta], count: int) -> list[ObjectMeta]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -34,6 +35,44 @@ async def test_its_own_folder_is_no_key_and_not_listed(tmp_path: Path) -> None:
         await store.put(".s3kv/staging/x", b"")
     assert await all_keys(store) == []
     assert await store.list_prefixes("") == []
+
+
+@pytest.mark.parametrize("taken", [".s3kv/staging", ".s3kv", ""])
+async def test_folders_that_a_cleaner_takes_away_are_made_again(tmp_path: Path, taken: str) -> None:
+    root = tmp_path / "root"
+    store = LocalStore(root)
+    await store.put("k", b"1")
+    shutil.rmtree(root / taken)
+    await store.put("k", b"2")
+    assert await store.get("k", 1) == b"2"
+    assert stat.S_IMODE((root / ".s3kv").stat().st_mode) == 0o700
+    etag = (await store.head("k")).etag
+    shutil.rmtree(root / ".s3kv")
+    await store.put_if_match("k", b"3", etag)
+    assert await store.get("k", 1) == b"3"
+
+
+async def test_folders_that_cannot_be_made_again_name_the_setting(tmp_path: Path) -> None:
+    root = tmp_path / "above" / "root"
+    store = LocalStore(root)
+    shutil.rmtree(tmp_path / "above")
+    (tmp_path / "above").write_bytes(b"")
+    with pytest.raises(StoreMisconfigured, match=r"store\.url \(or S3KV_STORE__URL\): folder .* cannot be used"):
+        await store.put("k", b"x")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+async def test_a_folder_is_not_made_again_in_another_users(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    store = LocalStore(shared / "own" / "store")
+    shutil.rmtree(shared / "own")
+    (shared / "own").mkdir()
+    os.chown(shared / "own", 12345, 12345)
+    with pytest.raises(StoreMisconfigured, match="another user"):
+        await store.put("k", b"x")
+    assert list((shared / "own").iterdir()) == []
 
 
 async def test_what_a_crash_left_is_neither_listed_nor_kept(tmp_path: Path) -> None:
