@@ -242,7 +242,7 @@ class LocalStore(DerivedReads):
         """A file in `.s3kv`, which is made again: who cleans /tmp takes away what was not touched for days."""
         try:
             return os.open(path, flags, 0o600)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             self._make_staging()
             return os.open(path, flags, 0o600)
 
