@@ -8,10 +8,12 @@ loads 0.85 to 0.94 and over 0.96.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import logging
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -101,11 +103,24 @@ class CudaDevice:
             code = int(_cudart().cudaHostRegister(address, nbytes, _HOST_REGISTER_PORTABLE))
         if code == 0:
             return None
-        # The failed call's code would otherwise be the answer to somebody else's next check.
+        self._forget_error()
         return f"cudaHostRegister of {nbytes} bytes gave CUDA error {code} (is locked memory limited? see ulimit -l)"
 
     def unpin(self, address: int) -> None:
-        _cudart().cudaHostUnregister(address)
+        if int(_cudart().cudaHostUnregister(address)) != 0:
+            self._forget_error()
+
+    def _forget_error(self) -> None:
+        """A failed call's code stays this thread's last error, and the next check of a kernel's launch would raise it,
+        whoever launched it. Only the copy of the runtime that torch calls knows it; cuda.bindings has one of its own.
+        """
+        try:
+            library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10_cuda.so"))
+            library.cudaGetLastError()  # found in what the library itself is linked with
+        except (OSError, AttributeError):
+            # A runtime that is linked in and hidden: let torch make the check, on a kernel that nobody needs.
+            with suppress(RuntimeError):
+                torch.ones(1, device=self._device)
 
 
 class _Scratch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from support.agents import agent_settings, running_agent
 
+from s3kv.connector.cuda import CudaDevice
 from s3kv.settings import CONFIG_VARIABLE
 from s3kv.sim import ConnectorConfig, Engine, SimConfig, SimRequest, SimResult, install
 from s3kv.sim.demo import CONNECTOR, write_settings
@@ -20,6 +22,28 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
+
+
+@pytest.mark.parametrize("library", [True, False], ids=["library", "kernel"])
+def test_kernels_run_after_a_failed_registration(library: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """library: whether the runtime that torch calls is found; otherwise a kernel takes the error."""
+    device = CudaDevice(torch.device("cuda", 0))
+    device.adopt()
+    if not library:
+        load = ctypes.CDLL
+
+        def missing(path: Any, *arguments: Any, **more: Any) -> Any:
+            if path is not None and path.endswith("libc10_cuda.so"):
+                raise OSError(path)
+            return load(path, *arguments, **more)
+
+        monkeypatch.setattr(ctypes, "CDLL", missing)
+    unmapped = 4096
+    assert "cudaHostRegister" in (device.pin(unmapped, 4096) or "")
+    assert torch.ones(8, device="cuda").sum().item() == 8
+    device.unpin(unmapped)
+    assert torch.ones(8, device="cuda").sum().item() == 8
+
 
 SLOW = {
     "connector_module": "support.slow_cuda",
