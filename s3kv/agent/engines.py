@@ -1,7 +1,8 @@
 """Which ranks make up an engine, and whether it may be offered anything.
 
 A lease has a share for every rank; it may be given only while each rank is attached to this agent, in this run, by
-exactly one process. Two engines under one name are noticed by a second leader or a second process for one rank.
+exactly one process, and can read what is offered: mapping an arena takes a minute where its memory is registered. Two
+engines under one name are noticed by a second leader or a second process for one rank.
 """
 
 from __future__ import annotations
@@ -22,13 +23,18 @@ class Engine:
     leaders: Counter[Holder] = field(default_factory=Counter)
     members: dict[int, Counter[Holder]] = field(default_factory=dict)
     """Processes by rank, with their connections: an old one may end after its process has come back on another."""
+    mapped: Counter[int] = field(default_factory=Counter)
+    """Connections by rank whose process has mapped the arenas."""
 
     def trouble(self) -> str:
         """Why nothing may be offered; empty when all is well."""
         if len(self.leaders) > 1 or any(len(holders) > 1 for holders in self.members.values()):
             return "two engines share one name: set S3KV_ENGINE_ID, different for each engine and equal on its ranks"
-        missing = next((rank for rank in range(self.ranks) if not self.members.get(rank)), None)
-        return "" if missing is None else f"rank {missing} of {self.ranks} is not attached"
+        missing = next((rank for rank in range(self.ranks) if not self.mapped[rank]), None)
+        if missing is None:
+            return ""
+        lacks = "has not mapped the agent's memory yet" if self.members.get(missing) else "is not attached"
+        return f"rank {missing} of {self.ranks} {lacks}"
 
     def readers(self) -> dict[Hashable, Holder]:
         return {rank: next(iter(holders)) for rank, holders in self.members.items()}
@@ -55,10 +61,12 @@ class Engines:
         members[holder] += 1
         return engine
 
-    def leave(self, name: str, holder: Holder, *, rank: int, leader: bool) -> None:
+    def leave(self, name: str, holder: Holder, *, rank: int, leader: bool, mapped: bool = False) -> None:
+        """`mapped`: the connection was counted in `Engine.mapped`."""
         engine = self._by_name.get(name)
         if engine is None:
             return
+        engine.mapped[rank] -= mapped
         members = engine.leaders if leader else engine.members.get(rank, Counter())
         members[holder] -= 1
         if members[holder] <= 0:

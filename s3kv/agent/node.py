@@ -33,6 +33,13 @@ class Seat:
     rank: int
     leader: bool
     write: tuple[int, ...] = ()
+    mapped: bool = False
+
+    def note_mapped(self) -> None:
+        """The process has mapped what it was given when it attached."""
+        if not self.mapped and not self.leader:
+            self.mapped = True
+            self.engine.mapped[self.rank] += 1
 
 
 @dataclass(slots=True)
@@ -105,7 +112,9 @@ class Node:
     def disconnected(self, client: ClientState) -> None:
         """The connection is gone; its process may still be copying, so what it holds stays until it has exited."""
         for seat in client.seats.values():
-            seat.namespace.engines.leave(seat.engine.name, client.holder, rank=seat.rank, leader=seat.leader)
+            seat.namespace.engines.leave(
+                seat.engine.name, client.holder, rank=seat.rank, leader=seat.leader, mapped=seat.mapped
+            )
         left = self._connections.get(client.holder, 1) - 1
         self._connections[client.holder] = left
         if not left:

@@ -185,7 +185,7 @@ class Server:
             raise
 
     async def _carry_out(self, client: ClientState, request: p.Request) -> tuple[p.Reply | None, list[int]]:
-        if isinstance(request, p.Match | p.Promised | p.Release | p.Reserve | p.Commit | p.Abandon | p.Finished):
+        if isinstance(request, p.OfASeat):
             return await self._move(_seat(client, request.ns), client, request), []
         if isinstance(request, p.Attach):
             if client.role == "cli":
@@ -223,6 +223,9 @@ class Server:
                 namespace.finish(request.tip)
             case p.Promised():
                 return namespace.promised(request.id, request.lease)
+            case p.Mapped():
+                seat.note_mapped()
+                return p.Done(request.id)
         return None
 
     async def _manage(self, request: p.Request) -> p.Reply:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from s3kv.client.connection import close_all
+from s3kv.client.connection import Connection, close_all
 from s3kv.client.protocol import (
     MAX_BLOCKS,
     MAX_SECONDS,
@@ -22,7 +22,9 @@ from s3kv.client.protocol import (
     Attach,
     Attached,
     Commit,
+    Done,
     Finished,
+    Mapped,
     Match,
     Matched,
     Promised,
@@ -269,6 +271,10 @@ class WorkerClient(ReconnectingClient):
             identity, self._namespace.to_json(), self._engine_id, self._rank, self._ranks,
             self.read_parts, self.write_parts, self._pinned,
         )  # fmt: skip
+
+    def _attach(self, connection: Connection, timeout_s: float) -> None:
+        super()._attach(connection, timeout_s)
+        connection.call(Mapped(connection.next_id(), self._ns), Done, timeout_s=self._call_timeout_s)
 
     def _map(self, epoch: int, attached: Attached, fds: list[int]) -> None:
         if epoch in self._arenas:  # only the connection is new

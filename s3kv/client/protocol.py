@@ -21,7 +21,7 @@ import msgspec
 
 from s3kv.errors import ProtocolError
 
-PROTOCOL = 1
+PROTOCOL = 2
 LENGTH = struct.Struct("<I")
 MAX_FRAME_BYTES = 16 << 20
 MAX_BLOCKS = 65_536
@@ -129,6 +129,13 @@ class Finished(Message, frozen=True):
 
     ns: int
     tip: bytes
+
+
+class Mapped(Message, frozen=True):
+    """A worker can read and write the arenas that it was given: blocks may be offered to its engine."""
+
+    id: int
+    ns: int
 
 
 class Look(Message, frozen=True):
@@ -260,24 +267,9 @@ class Refused(Message, frozen=True):
     fatal: bool = False
 
 
-Request = (
-    Hello
-    | Attach
-    | Match
-    | Promised
-    | Release
-    | Reserve
-    | Commit
-    | Abandon
-    | Finished
-    | Look
-    | Prefetch
-    | Status
-    | Metrics
-    | Drain
-    | Stop
-    | Forget
-)
+OfASeat = Match | Promised | Release | Reserve | Commit | Abandon | Finished | Mapped
+"""What a rank that has attached says."""
+Request = Hello | Attach | OfASeat | Look | Prefetch | Status | Metrics | Drain | Stop | Forget
 Reply = Welcome | Attached | Matched | PromiseState | Reserved | Looked | Prefetched | Report | Drained | Done | Refused
 
 _encoder = msgspec.msgpack.Encoder()

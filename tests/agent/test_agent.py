@@ -8,6 +8,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -183,6 +184,36 @@ def test_without_all_ranks_nothing_is_offered_and_twins_are_noticed(tmp_path: Pa
         assert len(engine.match(chain).slots) == 2
         engine.close()
         again.close()
+
+
+def test_nothing_is_offered_before_every_rank_has_mapped_the_arena(tmp_path: Path) -> None:
+    """Registering an arena with CUDA takes a minute: an offer that comes first could not be kept."""
+    from s3kv.client.engine import LeaderClient, WorkerClient
+
+    settings, spec = agent_settings(tmp_path), small_spec()
+    registering, registered = threading.Event(), threading.Event()
+
+    def slow(arena: object, may_pin: bool) -> None:
+        registering.set()
+        assert registered.wait(60)
+
+    with running_agent(settings):
+        first = FakeEngine.start(settings, spec, name="first")
+        chain = first.chain(1, 2)
+        first.save(chain)
+        leader = LeaderClient(settings, spec, ranks=1, engine_id="second")
+        worker = WorkerClient(settings, spec, rank=0, ranks=1, engine_id="second", on_arena=slow)
+        assert leader.connect()
+        attaching = threading.Thread(target=worker.connect)
+        attaching.start()
+        assert registering.wait(60)
+        assert leader.match(chain).slots == [] and leader.stats["not_offered"] == 1
+        registered.set()
+        attaching.join(60)
+        offer = leader.match(chain)
+        assert len(offer.slots) == 2 and worker.arena(offer.epoch, 0) is not None
+        for each in (first, worker, leader):
+            each.close()
 
 
 HOLDER = """

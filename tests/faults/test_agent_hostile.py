@@ -63,6 +63,7 @@ def test_a_rank_that_came_back_is_attached_although_its_old_connection_ends_late
     engines = Engines()
     engine = engines.join("engine", 1, 100, rank=0, leader=False)
     engines.join("engine", 1, 100, rank=0, leader=False)
+    engine.mapped[0] += 1
     engines.leave("engine", 100, rank=0, leader=False)
     assert engine.trouble() == ""
     engines.leave("engine", 100, rank=0, leader=False)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.agents import agent_settings, small_chain, small_spec
-from support.silent_agent import Clock, SilentAgent, attached, welcome
+from support.silent_agent import Clock, SilentAgent, attached, mapped, welcome
 
 from s3kv.client import protocol as p
 from s3kv.client.connection import MAX_OUTBOX_BYTES
@@ -151,12 +151,12 @@ def test_a_late_lease_is_given_back_by_the_next_call(settings: Settings, clock: 
 
 
 def test_a_late_reservation_is_abandoned(settings: Settings, clock: Clock, silent: SilentAgent) -> None:
-    silent.answers = [welcome() + attached()]
+    silent.answers = [welcome() + attached() + mapped()]
     client = worker(settings, clock)
     client.reserve(0, bytes(16), 0, CHAIN[:2])
     clock.now += RECONNECT_S
-    silent.say(p.Reserved(3, p.pack_u32([6, p.NO_SLOT]), p.pack_u32([1, 0])))
-    silent.say(p.Reserved(4, p.pack_u32([7]), p.pack_u32([2])))
+    silent.say(p.Reserved(4, p.pack_u32([6, p.NO_SLOT]), p.pack_u32([1, 0])))
+    silent.say(p.Reserved(5, p.pack_u32([7]), p.pack_u32([2])))
     silent.heard()
     assert client.reserve(0, bytes(16), 0, CHAIN[:1]).slots == [7]
     (abandon,) = [each for each in silent.heard() if isinstance(each, p.Abandon)]
@@ -167,7 +167,8 @@ def test_a_late_reservation_is_abandoned(settings: Settings, clock: Clock, silen
 def test_telling_an_agent_that_does_not_read_never_waits_and_is_bounded(
     settings: Settings, clock: Clock, silent: SilentAgent
 ) -> None:
-    silent.answers = [welcome() + attached() + p.encode(p.Reserved(3, p.pack_u32([1] * 8), p.pack_u32([1] * 8)))]
+    reserved = p.encode(p.Reserved(4, p.pack_u32([1] * 8), p.pack_u32([1] * 8)))
+    silent.answers = [welcome() + attached() + mapped() + reserved]
     client = worker(settings, clock)
     reservation = client.reserve(0, bytes(16), 0, CHAIN)
     began = clock.now
@@ -188,12 +189,12 @@ def test_an_agent_that_breaks_the_protocol_is_a_miss(
     settings: Settings, clock: Clock, silent: SilentAgent, answer: str
 ) -> None:
     wrong = {
-        "other kind": p.encode(p.Done(3, 1)),
+        "other kind": p.encode(p.Done(4, 1)),
         "garbage": p.LENGTH.pack(5) + b"\xc1\xc1\xc1\xc1\xc1",
         "too long": p.LENGTH.pack(0xFFFFFFFF),
-        "wrong count": p.encode(p.Reserved(3, p.pack_u32([1]), p.pack_u32([1]))),
+        "wrong count": p.encode(p.Reserved(4, p.pack_u32([1]), p.pack_u32([1]))),
     }[answer]
-    silent.answers = [welcome() + attached() + wrong]
+    silent.answers = [welcome() + attached() + mapped() + wrong]
     client = worker(settings, clock)
     assert client.reserve(0, bytes(16), 0, CHAIN).slots == [-1] * 8
     assert client.epoch == 0

@@ -116,3 +116,7 @@ def welcome(epoch: int = 5) -> bytes:
 
 def attached() -> bytes:
     return p.encode(p.Attached(2, 1, (), False))
+
+
+def mapped() -> bytes:
+    return p.encode(p.Done(3))

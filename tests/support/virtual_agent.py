@@ -67,6 +67,7 @@ class VirtualAgent:
         self.engine: Engine = self.namespace.engines.join("engine", spec.shards, 100, rank=0, leader=True)
         for rank in range(spec.shards):
             self.namespace.engines.join("engine", spec.shards, 100 + rank, rank=rank, leader=False)
+            self.engine.mapped[rank] += 1
 
     def now(self) -> float:
         return asyncio.get_running_loop().time()
