@@ -1,7 +1,8 @@
 """Every setting, frozen, with its unit in its name.
 
 Sources, later ones win: defaults, the YAML file that `S3KV_CONFIG` names, `S3KV_<SECTION>__<NAME>` variables,
-arguments of a command. Unknown keys are refused (SlateDB's practice: a typo must not be a silent default).
+arguments, of a command as of the classes below. Unknown keys are refused (SlateDB's practice: a typo must not be a
+silent default).
 
 Settings in bytes are read from numbers and from sizes such as 64GiB (2**30) or 512 MB (10**6); their values are ints.
 """
@@ -266,6 +267,21 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings
+
+
+class _FileBelowEnvironment(Settings):
+    """Its arguments are what a file says: variables win over them."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
         return env_settings, init_settings
 
 
@@ -318,17 +334,24 @@ def load_settings(path: Path | None = None, **overrides: dict[str, Any]) -> Sett
         logger.warning("environment variable %s names no setting and is ignored", name)
     values = read_config_file(path) if path is not None else {}
     try:
-        settings = Settings(**values)
-        if not overrides:
-            return settings
-        merged = settings.model_dump(exclude_unset=True)
-        for section, changes in overrides.items():
-            merged[section] = {**merged.get(section, {}), **changes}
-        return Settings.model_validate(merged)
+        settings = _FileBelowEnvironment(**values)
     except ValidationError as error:
         raise ConfigError(_one_sentence(error, path)) from error
     except SettingsError as error:
         raise ConfigError(f"{_whole_section()} must hold a JSON object, or be unset") from error
+    sections = dict(settings) | {name: _overridden(settings, name, changes) for name, changes in overrides.items()}
+    return Settings.model_construct(settings.model_fields_set | overrides.keys(), **sections)
+
+
+def _overridden(settings: Settings, section: str, changes: dict[str, Any]) -> Section:
+    """The section with `changes`. Only what somebody set goes in, so that it still tells set values from defaults."""
+    if section not in Settings.model_fields:
+        raise ConfigError(f"unknown setting {section}")
+    before: Section = getattr(settings, section)
+    try:
+        return before.model_validate({**before.model_dump(exclude_unset=True), **changes})
+    except ValidationError as error:
+        raise ConfigError(_one_sentence(error, None, section)) from error
 
 
 def _whole_section() -> str:
@@ -337,13 +360,13 @@ def _whole_section() -> str:
     return " or ".join(sorted(name for name in os.environ if name.upper() in sections))
 
 
-def _one_sentence(error: ValidationError, path: Path | None) -> str:
+def _one_sentence(error: ValidationError, path: Path | None, *within: str) -> str:
     first = error.errors()[0]
-    name = ".".join(str(part) for part in first["loc"])
-    variable = PREFIX + NESTED.join(str(part).upper() for part in first["loc"])
+    parts = [str(part) for part in (*within, *first["loc"])]
+    name, variable = ".".join(parts), PREFIX + NESTED.join(parts).upper()
     if first["type"] == "extra_forbidden":
         where = f" in {path}" if path is not None else ""
         return f"unknown setting {name}{where} (or {variable})"
-    if len(first["loc"]) == 1:
+    if len(parts) == 1:
         return f"section {name} must hold settings by name{f' in {path}' if path is not None else ''} (or {variable})"
     return f"setting {name} (or {variable}): {first['msg'][:1].lower()}{first['msg'][1:]}"

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import SecretStr
+from support.command import Cli
 
 from s3kv.errors import ConfigError
+from s3kv.format.marker import encode_format
 from s3kv.settings import AgentSettings, Settings, StoreSettings, load_settings
+from s3kv.store.local import LocalStore
 
 
 def written(folder: Path, text: str | bytes) -> Path:
@@ -88,3 +94,92 @@ def test_ids_of_adapters_may_be_written_as_numbers(tmp_path: Path, monkeypatch: 
     assert load_settings(path).identity.adapters == {"0": "zero", "7": "seven", "eight": "eight"}
     monkeypatch.setenv("S3KV_IDENTITY__ADAPTERS", '{"7": "other"}')
     assert load_settings().identity.adapters == {"7": "other"}
+
+
+WHERE: dict[str, tuple[str, Any, Any, Any]] = {
+    "store.url": ("memory://env", "memory://file", "memory://argument", "memory://env"),
+    "store.retries": ("2", 1, 3, 2),
+    "store.secret_access_key": ("env", "file", "argument", SecretStr("env")),
+    "agent.socket": ("/env", "/file", "/argument", Path("/env")),
+    "tier.capacity_bytes": ("2MiB", "1MiB", "3MiB", 2 << 20),
+    "identity.extra": ('{"a": "env"}', {"a": "file"}, {"a": "argument"}, {"a": "env"}),
+}
+"""Name -> its text in the environment, its value in a file, as an argument, and what the environment's reads as."""
+
+
+@pytest.mark.parametrize("name", WHERE)
+@pytest.mark.parametrize("whole_section", [False, True])
+def test_arguments_win_over_variables_which_win_over_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, whole_section: bool
+) -> None:
+    in_variable, in_file, argument, read = WHERE[name]
+    section, key = name.split(".")
+    path = tmp_path / "s3kv.json"
+    path.write_text(json.dumps({section: {key: in_file}}))
+
+    def value(settings: Settings) -> Any:
+        return getattr(getattr(settings, section), key)
+
+    assert value(load_settings(path)) == value(Settings(**{section: {key: in_file}}))
+    if whole_section:
+        plain = json.loads(in_variable) if in_variable.startswith("{") else in_variable
+        monkeypatch.setenv(f"S3KV_{section}".upper(), json.dumps({key: plain}))
+    else:
+        monkeypatch.setenv(f"S3KV_{section}__{key}".upper(), in_variable)
+    assert value(load_settings(path)) == read
+    given = {section: {key: argument}}
+    assert value(load_settings(path, **given)) == value(Settings(**given)) != read
+
+
+def test_an_argument_leaves_what_others_set_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path, "store: {region: file, retries: 1, profile: file}\nsave: {min_priority: 7}\n")
+    monkeypatch.setenv("S3KV_STORE__URL", "memory://env")
+    monkeypatch.setenv("S3KV_STORE__REGION", "env")
+    settings = load_settings(path, store={"url": "memory://argument", "profile": None}, tier={})
+    store = settings.store
+    assert (store.url, store.region, store.retries, store.profile) == ("memory://argument", "env", 1, None)
+    assert store.model_fields_set == {"url", "region", "retries", "profile"}
+    assert settings.save.min_priority == 7
+    assert type(settings) is Settings
+
+
+def test_an_argument_that_is_a_mapping_is_taken_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("S3KV_IDENTITY__ADAPTERS", '{"7": "env", "8": "env"}')
+    assert load_settings(identity={"adapters": {7: "argument"}}).identity.adapters == {"7": "argument"}
+
+
+def test_a_command_works_on_the_store_that_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("env", "argument"):
+        LocalStore(tmp_path / name)
+        (tmp_path / name / "format.json").write_bytes(encode_format())
+    monkeypatch.setenv("S3KV_STORE__URL", f"file://{tmp_path}/env")
+    cli = Cli("--store", f"file://{tmp_path}/argument")
+    shown = cli("config", "show", "--json").ok().json["settings"]["store.url"]
+    assert shown == {"value": f"file://{tmp_path}/argument", "source": "command line"}
+    cli("bucket", "delete", "--everything", "--yes").ok()
+    assert (tmp_path / "env" / "format.json").exists() and not (tmp_path / "argument" / "format.json").exists()
+
+
+def test_settings_of_their_own_arguments_are_not_changed_by_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("S3KV_STORE__URL", "memory://env")
+    monkeypatch.setenv("S3KV_STORE__REGION", "env")
+    for settings in (
+        Settings(store=StoreSettings(url="memory://argument")),
+        Settings.model_validate({"store": {"url": "memory://argument"}}),
+        Settings(**{"store": {"url": "memory://argument"}}),
+    ):
+        assert settings.store.url == "memory://argument"
+    assert Settings().store.url == "memory://env"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ({"stroe": {"url": "x"}}, "unknown setting stroe"),
+        ({"store": {"urll": "x"}}, r"unknown setting store\.urll \(or S3KV_STORE__URLL\)"),
+        ({"store": {"retries": "many"}}, r"setting store\.retries \(or S3KV_STORE__RETRIES\): input should be"),
+    ],
+)
+def test_what_an_argument_may_not_be_is_said_with_its_name(overrides: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{said}"):
+        load_settings(**overrides)
