@@ -19,6 +19,7 @@ from pathlib import Path
 
 from prometheus_client import start_http_server
 
+from s3kv.agent.former import check_memory
 from s3kv.agent.metrics import AgentMetrics
 from s3kv.agent.node import Node
 from s3kv.agent.resources import Resources
@@ -31,7 +32,6 @@ from s3kv.store.base import Store
 from s3kv.store.opening import open_store
 from s3kv.store.threads import StartedThreads
 from s3kv.tier.budget import NodeBudget
-from s3kv.tier.memory import check_available
 
 logger = logging.getLogger("s3kv.agent")
 
@@ -171,7 +171,7 @@ class Agent:
     async def run(self, on_ready: Callable[[], None] = lambda: None) -> tuple[int, int]:
         """Serve until stopped; returns (chunks flushed at the end, blocks that were not). Raises ConfigError."""
         if not self.settings.tier.hugepages:
-            check_available(self.settings.tier.capacity_bytes)
+            check_memory(self.settings.tier.capacity_bytes)
         with contextlib.closing(Listening(self.settings.agent.socket)) as listening:
             asyncio.get_running_loop().set_default_executor(StartedThreads(IO_THREADS, "s3kv-io", "store.url"))
             resources = self._resources()
