@@ -9,31 +9,31 @@ Settings in bytes are read from numbers and from sizes such as 64GiB (2**30) or 
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import re
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_origin
 
 import yaml
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ByteSize,
-    ConfigDict,
-    Field,
-    SecretStr,
-    TypeAdapter,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
-)
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from s3kv.errors import ConfigError
+from s3kv.setting_types import (
+    AbsolutePath,
+    Bytes,
+    Count,
+    Fraction,
+    MapBytes,
+    NotNegative,
+    Positive,
+    Timeout,
+)
+from s3kv.setting_types import read_size as read_size
 
 CONFIG_VARIABLE = "S3KV_CONFIG"
 PREFIX = "S3KV_"
@@ -43,40 +43,8 @@ GIB = 1 << 30
 
 logger = logging.getLogger(__name__)
 
-_byte_size = TypeAdapter(ByteSize)
-
-
-def _size_in_bytes(value: Any, whole_number: ValidatorFunctionWrapHandler) -> Any:
-    """Only text that is no whole number is read as a size, so that numbers keep their bounds and their messages."""
-    try:
-        return whole_number(value)
-    except ValidationError as error:
-        if error.errors(include_url=False)[0]["type"] != "int_parsing":
-            raise
-    return whole_number(read_size(str(value)))
-
-
-def read_size(text: str) -> int:
-    """Bytes of `64GiB` (2**30 each) or `512 MB` (10**6 each). Raises ValueError, for a number without a unit too.
-
-    pydantic's ByteSize overlooks what follows a size ("1,000 MiB" is 1 byte to it), so the whole text must be one.
-    """
-    whole = ByteSize.byte_string_re.fullmatch(text.strip())
-    try:
-        if whole is not None and whole[2] is not None:
-            return int(_byte_size.validate_python(text))
-    except (ValidationError, OverflowError):
-        pass
-    raise PydanticCustomError("byte_size", "input should be a size such as 64GiB or 512 MB, or a number of bytes")
-
-
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
-Fraction = Annotated[float, Field(gt=0, le=1)]
-Count = Annotated[int, Field(gt=0)]
-Bytes = Annotated[int, Field(gt=0), WrapValidator(_size_in_bytes)]
-AbsolutePath = Annotated[Path, AfterValidator(Path.absolute)]
-"""A relative one begins in the folder of who reads the settings, then: an engine may move to another folder later."""
+_NAMES = re.compile(r"""(['"])(?!<).{2,}\1""")
+"""In a message of PyYAML: what the file says there, such as the name of an alias."""
 
 
 def _own_folder() -> Path:
@@ -127,8 +95,8 @@ class StoreSettings(Section):
         "Our own checksum guards the bytes either way; signing costs 4 times the transfer's CPU.",
     )
     max_connections: Count = Field(64, description="Calls that may be under way at once; more wait their turn.")
-    connect_timeout_s: Positive = 5.0
-    request_timeout_s: Positive = Field(30.0, description="Deadline of one call, retries included.")
+    connect_timeout_s: Timeout = 5.0
+    request_timeout_s: Timeout = Field(30.0, description="Deadline of one call, retries included.")
     retries: int = Field(4, ge=0, description="Tries after the first, with jitter, within request_timeout_s.")
     backoff_initial_s: Positive = 0.1
     backoff_max_s: Positive = 5.0
@@ -192,7 +160,7 @@ class CatalogSettings(Section):
     poll_overlap_s: NotNegative = Field(60.0, description="How far back each poll lists, against clock skew.")
     max_clock_skew_s: Positive = 300.0
     compact_after_segments: Count = 256
-    map_bytes: Bytes = Field(64 * GIB, description="Address space of the index (sparse; not memory, not disk).")
+    map_bytes: MapBytes = Field(64 * GIB, description="Address space of the index (sparse; not memory, not disk).")
 
 
 class AgentSettings(Section):
@@ -201,8 +169,8 @@ class AgentSettings(Section):
         description="Unix socket of the node's agent.",
     )
     autostart: bool = Field(True, description="The engine's leader starts an agent when none listens.")
-    start_timeout_s: Positive = 20.0
-    call_timeout_s: Positive = Field(0.25, description="What an engine's call waits for the agent beyond its budget.")
+    start_timeout_s: Timeout = 20.0
+    call_timeout_s: Timeout = Field(0.25, description="What an engine's call waits for the agent beyond its budget.")
     reconnect_s: Positive = Field(1.0, description="Pause between tries to reach a lost agent.")
     idle_exit_s: NotNegative = Field(0.0, description="Exit after this long without a client; 0 never does.")
     drain_s: Positive = Field(20.0, description="How long SIGTERM flushes before it says what was not.")
@@ -291,25 +259,34 @@ def read_config_file(path: Path) -> dict[str, Any]:
     Raises ConfigError that names the file.
     """
     try:
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+        loaded = read_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"settings file {path} cannot be read: {error.strerror} ({CONFIG_VARIABLE})") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"settings file {path} is not valid YAML: {_yaml_reason(error)}") from error
+    except ValueError as error:
+        raise ConfigError(f"settings file {path} is not valid YAML: {error}") from error
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):
         raise ConfigError(f"settings file {path} must hold a mapping of sections, not a {type(loaded).__name__}")
+    for section in loaded:
+        if section not in Settings.model_fields:
+            raise ConfigError(f"unknown setting {section} in {path}")
     return {section: values for section, values in loaded.items() if values is not None}
 
 
-def _yaml_reason(error: yaml.YAMLError | UnicodeDecodeError) -> str:
-    """What is wrong and in which line, without the text of the line, which may hold a secret."""
-    mark = getattr(error, "problem_mark", None)
-    problem = getattr(error, "problem", None)
-    if mark is None or not problem:
-        return str(error).splitlines()[0]
-    return f"line {mark.line + 1}: {problem}"
+def read_yaml(text: str) -> Any:
+    """What `text` says. Raises ValueError, whose reason is without the text, which may hold a secret."""
+    try:
+        return yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise ValueError(line + _NAMES.sub(r"\1…\1", str(error.problem))) from error
+    except yaml.YAMLError as error:
+        raise ValueError(str(error).splitlines()[0]) from error
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    except Exception as error:  # what becomes a date, a number or a !!tag raises whatever it meets
+        raise ValueError("it has a date or number that is none: put text in quotes") from error
 
 
 def unknown_variables(names: Iterable[str]) -> list[str]:
@@ -337,8 +314,8 @@ def load_settings(path: Path | None = None, **overrides: dict[str, Any]) -> Sett
         settings = _FileBelowEnvironment(**values)
     except ValidationError as error:
         raise ConfigError(_one_sentence(error, path)) from error
-    except SettingsError as error:
-        raise ConfigError(f"{_whole_section()} must hold a JSON object, or be unset") from error
+    except (SettingsError, RecursionError) as error:
+        raise ConfigError(f"{_not_json()} must hold a JSON object, or be unset") from error
     sections = dict(settings) | {name: _overridden(settings, name, changes) for name, changes in overrides.items()}
     return Settings.model_construct(settings.model_fields_set | overrides.keys(), **sections)
 
@@ -354,15 +331,28 @@ def _overridden(settings: Settings, section: str, changes: dict[str, Any]) -> Se
         raise ConfigError(_one_sentence(error, None, section)) from error
 
 
-def _whole_section() -> str:
-    """The variables that stand for a whole section, one of which cannot be read."""
-    sections = {PREFIX + name.upper() for name in Settings.model_fields}
-    return " or ".join(sorted(name for name in os.environ if name.upper() in sections))
+def _not_json() -> str:
+    """The variables that stand for a whole section or mapping and cannot be read."""
+    wanted = set()
+    for section, field in Settings.model_fields.items():
+        model: Any = field.annotation
+        mappings = [name for name, each in model.model_fields.items() if get_origin(each.annotation) is dict]
+        wanted |= {PREFIX + section.upper(), *(f"{PREFIX}{section}{NESTED}{name}".upper() for name in mappings)}
+    found = (name for name, value in os.environ.items() if name.upper() in wanted and not _is_json(value))
+    return " or ".join(sorted(found))
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _one_sentence(error: ValidationError, path: Path | None, *within: str) -> str:
     first = error.errors()[0]
-    parts = [str(part) for part in (*within, *first["loc"])]
+    parts = [str(part) for part in (*within, *first["loc"]) if part != "[key]"]
     name, variable = ".".join(parts), PREFIX + NESTED.join(parts).upper()
     if first["type"] == "extra_forbidden":
         where = f" in {path}" if path is not None else ""

@@ -12,6 +12,7 @@ import pytest
 from pydantic import SecretStr
 from support.command import Cli
 
+from s3kv.catalog.index import Index
 from s3kv.errors import ConfigError
 from s3kv.format.marker import encode_format
 from s3kv.settings import AgentSettings, Settings, StoreSettings, load_settings
@@ -41,6 +42,26 @@ def test_a_file_or_section_without_settings_changes_nothing(tmp_path: Path, text
         ("agent: {metrics_port: 99999}\n", "setting agent.metrics_port"),
         ("load: {wait_cap_ms: .nan}\n", "setting load.wait_cap_ms"),
         (b"\xff\xfe\x00", "not valid YAML"),
+        ("1: {a: b}\n", "unknown setting 1 in "),
+        ("on: {a: b}\n", "unknown setting True in "),
+        ("stoer:\n", "unknown setting stoer in "),
+        ("stoer: {}\n", "unknown setting stoer in "),
+        ("Store: {url: x}\n", "unknown setting Store in "),
+        ("store: {1: x}\n", "setting store.1 (or "),
+        ("identity: {extra: {1: x}}\n", "setting identity.extra.1 (or "),
+        ("store: {region: 2026-13-45}\n", "not valid YAML: it has a date or number that is none"),
+        ("store: {retries: !!int many}\n", "not valid YAML: it has a date or number that is none"),
+        ("store: {tls_verify: !!bool perhaps}\n", "not valid YAML: it has a date or number that is none"),
+        ("store: " + "[" * 5000, "not valid YAML: it is nested too deeply"),
+        ("store: &a {url: x, region: *a}\n", "setting store.region"),
+        ("store: {request_timeout_s: .inf}\n", "setting store.request_timeout_s"),
+        ("store: {connect_timeout_s: 1e+300}\n", "setting store.connect_timeout_s"),
+        ("agent: {call_timeout_s: 3e+6}\n", "setting agent.call_timeout_s"),
+        ("load: {wait_cap_ms: .inf}\n", "setting load.wait_cap_ms"),
+        ("store: {max_connections: 3000000000}\n", "setting store.max_connections"),
+        ("catalog: {map_bytes: 100EiB}\n", "setting catalog.map_bytes"),
+        ("catalog: {map_bytes: 4KiB}\n", "setting catalog.map_bytes"),
+        ("tier: {capacity_bytes: 100EiB}\n", "setting tier.capacity_bytes"),
     ],
 )
 def test_what_a_file_may_not_hold_is_one_sentence_that_names_it(tmp_path: Path, text: str | bytes, said: str) -> None:
@@ -50,10 +71,13 @@ def test_what_a_file_may_not_hold_is_one_sentence_that_names_it(tmp_path: Path, 
     assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_broken_file_does_not_show_its_secrets(tmp_path: Path) -> None:
+@pytest.mark.parametrize("secret", ["hush: x", "*hush", "!hush x", "!hush!it x", "!!int hush", "&hush &hush x"])
+def test_a_broken_file_does_not_show_its_secrets(tmp_path: Path, secret: str) -> None:
+    path = written(tmp_path, f"store:\n  secret_access_key: {secret}\n")
     with pytest.raises(ConfigError) as caught:
-        load_settings(written(tmp_path, "store:\n  secret_access_key: hush: x\n"))
-    assert "hush" not in str(caught.value) and "line 2" in str(caught.value)
+        load_settings(path)
+    assert "hush" not in str(caught.value).replace(str(path), "") and str(path) in str(caught.value)
+    assert "line 2" in str(caught.value) or "!!int" in secret
 
 
 def test_a_variable_for_a_whole_section_is_json_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,6 +85,20 @@ def test_a_variable_for_a_whole_section_is_json_or_refused(monkeypatch: pytest.M
     assert load_settings().store.url == "memory://x"
     monkeypatch.setenv("S3KV_STORE", "s3://bucket")
     with pytest.raises(ConfigError, match=r"^S3KV_STORE must hold a JSON object"):
+        load_settings()
+    monkeypatch.setenv("S3KV_STORE", "[" * 100_000)
+    with pytest.raises(ConfigError, match=r"^S3KV_STORE must hold a JSON object"):
+        load_settings()
+
+
+def test_a_variable_for_a_mapping_is_json_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("S3KV_STORE", '{"url": "memory://x"}')
+    monkeypatch.setenv("S3KV_IDENTITY__EXTRA", '{"a": "b"}')
+    monkeypatch.setenv("s3kv_identity__adapters", "x")
+    with pytest.raises(ConfigError, match=r"^s3kv_identity__adapters must hold a JSON object, or be unset$"):
+        load_settings()
+    monkeypatch.setenv("s3kv_identity__adapters", "5")
+    with pytest.raises(ConfigError, match=r"^setting identity\.adapters \(or S3KV_IDENTITY__ADAPTERS\): input should"):
         load_settings()
 
 
@@ -183,3 +221,9 @@ def test_settings_of_their_own_arguments_are_not_changed_by_variables(monkeypatc
 def test_what_an_argument_may_not_be_is_said_with_its_name(overrides: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=f"^{said}"):
         load_settings(**overrides)
+
+
+def test_the_smallest_and_largest_index_can_be_opened(tmp_path: Path) -> None:
+    for size in ("64KiB", "64TiB"):
+        map_bytes = load_settings(catalog={"map_bytes": size}).catalog.map_bytes
+        Index.open(tmp_path / size, "x", map_bytes=map_bytes).close()

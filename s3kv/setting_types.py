@@ -1,0 +1,55 @@
+"""What values of settings may be, and how they are read. Pure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import (
+    AfterValidator,
+    ByteSize,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
+from pydantic_core import PydanticCustomError
+
+_byte_size = TypeAdapter(ByteSize)
+
+
+def _size_in_bytes(value: Any, whole_number: ValidatorFunctionWrapHandler) -> Any:
+    """Only text that is no whole number is read as a size, so that numbers keep their bounds and their messages."""
+    try:
+        return whole_number(value)
+    except ValidationError as error:
+        if error.errors(include_url=False)[0]["type"] != "int_parsing":
+            raise
+    return whole_number(read_size(str(value)))
+
+
+def read_size(text: str) -> int:
+    """Bytes of `64GiB` (2**30 each) or `512 MB` (10**6 each). Raises ValueError, for a number without a unit too.
+
+    pydantic's ByteSize overlooks what follows a size ("1,000 MiB" is 1 byte to it), so the whole text must be one.
+    """
+    whole = ByteSize.byte_string_re.fullmatch(text.strip())
+    try:
+        if whole is not None and whole[2] is not None:
+            return int(_byte_size.validate_python(text))
+    except (ValidationError, OverflowError):
+        pass
+    raise PydanticCustomError("byte_size", "input should be a size such as 64GiB or 512 MB, or a number of bytes")
+
+
+# The largest values are what clocks, sockets and memory maps can be told.
+Positive = Annotated[float, Field(gt=0, le=1e9)]
+NotNegative = Annotated[float, Field(ge=0, le=1e9)]
+Timeout = Annotated[float, Field(gt=0, le=1e6)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Count = Annotated[int, Field(gt=0, le=2**31 - 1)]
+Bytes = Annotated[int, Field(gt=0, le=2**63 - 1), WrapValidator(_size_in_bytes)]
+MapBytes = Annotated[int, Field(ge=64 << 10, le=64 << 40), WrapValidator(_size_in_bytes)]
+AbsolutePath = Annotated[Path, AfterValidator(Path.absolute)]
+"""A relative one begins in the folder of who reads the settings, then: an engine may move to another folder later."""
