@@ -45,12 +45,15 @@ class AgentRefused(AgentUnavailable):
 
 
 class Connection:
-    """Thread-safe: `_lock` guards the socket, the buffer and the descriptors that came with the last frames."""
+    """Thread-safe. `_lock` is its who waits for a reply; it guards the buffer and the descriptors that came with the
+    last frames. `_sending` guards the outbox, and nobody waits with it: a message without a reply is sent at any time.
+    """
 
     def __init__(self, sock: socket.socket, clock: Callable[[], float] = time.monotonic) -> None:
         self._sock = sock
         self._clock = clock
         self._lock = threading.Lock()
+        self._sending = threading.Lock()
         self._ids = itertools.count(1)
         self._buffer = bytearray()
         self._fds: list[int] = []
@@ -126,10 +129,8 @@ class Connection:
 
         Raises AgentUnavailable when the peer is gone, or has let MAX_OUTBOX_BYTES pile up (the connection is closed).
         """
-        with self._lock:
-            self._outbox += encode(message)
-            self._flush(None)
-            self._check_outbox()
+        self._send(message)
+        self._check_outbox()
 
     def call(
         self, message: Message, expected: type[R], *, timeout_s: float, on_late: Callable[[Reply], None] | None = None
@@ -150,8 +151,8 @@ class Connection:
             with self._lock:
                 deadline = self._clock() + timeout_s
                 self._check_outbox()
-                self._outbox += encode(message)
                 try:
+                    self._send(message)
                     self._flush(deadline)
                     reply = self._receive(identity, deadline, late)
                 except TimeoutError as error:
@@ -193,22 +194,29 @@ class Connection:
             self.close()
             raise AgentUnavailable("the agent does not read its socket")
 
-    def _flush(self, deadline: float | None) -> None:
-        """Write the outbox until it is empty, the socket is full (no deadline) or the deadline has passed."""
+    def _flush(self, deadline: float) -> None:
+        """Write the outbox. Raises TimeoutError when the socket does not take it all by the deadline."""
         while self._outbox:
-            if self._closed:
-                raise AgentUnavailable("the connection to the agent is closed")
-            try:
-                sent = self._sock.send(self._outbox)
-                del self._outbox[:sent]
-            except BlockingIOError:
-                if deadline is None:
+            if (left := deadline - self._clock()) <= 0 or not self._writable.poll(left * 1000):
+                raise TimeoutError
+            self._send()
+
+    def _send(self, message: Message | None = None) -> None:
+        """Append to the outbox, and write of it what the socket takes at once."""
+        with self._sending:
+            if message is not None:
+                self._outbox += encode(message)
+            while self._outbox:
+                if self._closed:
+                    raise AgentUnavailable("the connection to the agent is closed")
+                try:
+                    sent = self._sock.send(self._outbox)
+                    del self._outbox[:sent]
+                except BlockingIOError:
                     return
-                if (left := deadline - self._clock()) <= 0 or not self._writable.poll(left * 1000):
-                    raise TimeoutError from None
-            except OSError as error:
-                self.close()
-                raise AgentUnavailable(f"the agent is gone: {error.strerror or error}") from error
+                except OSError as error:
+                    self.close()
+                    raise AgentUnavailable(f"the agent is gone: {error.strerror or error}") from error
 
     def _receive(self, identity: int, deadline: float, late: list[tuple[Callable[[Reply], None], Reply]]) -> Reply:
         while True:

@@ -171,12 +171,14 @@ def test_without_all_ranks_nothing_is_offered_and_twins_are_noticed(tmp_path: Pa
     from s3kv.client.engine import WorkerClient
 
     settings, spec = agent_settings(tmp_path), small_spec(shards=2)
-    with running_agent(settings):
+    with running_agent(settings) as agent:
         engine = FakeEngine.start(settings, spec)
         chain = engine.chain(1, 2)
         engine.save(chain)
         assert engine.load(chain) == 2
         engine.workers[1].close()
+        engines = agent.namespace(spec).engines
+        agent.until(lambda: not engines._by_name["engine"].members[1])
         assert engine.match(chain).slots == []
         assert engine.leader.stats["not_offered"] == 1
         again = WorkerClient(settings, spec, rank=1, ranks=2, engine_id="engine")

@@ -235,15 +235,14 @@ def test_threads_that_cannot_be_started_are_an_error_of_the_settings_and_run_not
             raise RuntimeError("can't start new thread")
         started(self)
 
-    before = threading.active_count()
     monkeypatch.setattr(threading.Thread, "start", some)
     with pytest.raises(ConfigError, match=r"upload\.threads: 4 threads"):
-        StartedThreads(4, "test", "upload.threads")
+        StartedThreads(4, "too-many", "upload.threads")
     monkeypatch.undo()
-    for thread in threading.enumerate():
-        if thread.name.startswith("test"):
-            thread.join(20)
-    assert threading.active_count() == before
+    ours = [thread for thread in threading.enumerate() if thread.name.startswith("too-many")]
+    for thread in ours:
+        thread.join(20)
+    assert not any(thread.is_alive() for thread in ours)
 
 
 def test_a_full_disk_under_the_index_leaves_host_memory_serving_and_is_counted(tmp_path: Path) -> None:
