@@ -14,7 +14,8 @@ import logging
 import os
 import select
 import socket
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
+from typing import Any, TypeVar
 
 from s3kv.agent.node import ClientState, Node, Refusal, Seat
 from s3kv.agent.peer import may_connect, open_pidfd
@@ -23,6 +24,8 @@ from s3kv.client.trust import Peer, peer_of
 from s3kv.errors import ProtocolError, S3kvError
 
 logger = logging.getLogger("s3kv.agent")
+
+T = TypeVar("T")
 
 HELLO_TIMEOUT_S = 5.0
 WRITE_TIMEOUT_S = 10.0
@@ -169,7 +172,8 @@ class Server:
 
     async def _answer(self, frames: _Frames, client: ClientState, request: p.Request) -> None:
         try:
-            reply, fds = await self._carry_out(client, request)
+            work = self._carry_out(client, request)
+            reply, fds = await (frames.while_open(work) if isinstance(request, p.Prefetch) else work)
         except Refusal as error:
             reply, fds = p.Refused(request.id, str(error)), []  # type: ignore[union-attr]
         except S3kvError as error:
@@ -253,6 +257,16 @@ class Server:
         raise ProtocolError(f"{type(request).__name__} may not come here")
 
 
+def _has_ended(sock: socket.socket) -> bool:
+    """Whether nothing more will come; takes nothing out of the socket."""
+    try:
+        return not sock.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
 def _has_exited(pidfd: int) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
@@ -309,6 +323,30 @@ class _Frames:
             if not data:
                 raise ConnectionError("closed by the client")
             self._buffer += data
+
+    async def while_open(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`, which is cancelled when the client has closed its end: ConnectionError then.
+
+        A client that sends more meanwhile is there, and is not watched any further: nothing is read here.
+        """
+        task = asyncio.create_task(work)
+        gone: asyncio.Future[None] = self._loop.create_future()
+
+        def on_readable() -> None:
+            self._loop.remove_reader(self._sock)
+            if _has_ended(self._sock):
+                gone.set_result(None)
+
+        self._loop.add_reader(self._sock, on_readable)
+        try:
+            await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            raise ConnectionError("closed by the client")
+        finally:
+            self._loop.remove_reader(self._sock)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     async def write(self, reply: p.Reply, fds: list[int] | None = None) -> None:
         """Raises TimeoutError when the client does not read: its answers must not pile up here."""

@@ -11,6 +11,8 @@ from support.agents import FakeEngine, agent_settings, running_agent, small_spec
 
 from s3kv.agent.server import _Frames
 from s3kv.client import protocol as p
+from s3kv.client.control import Control
+from s3kv.errors import Transient
 from s3kv.store.memory import MemoryStore
 
 
@@ -79,6 +81,35 @@ def test_a_prefetch_of_more_than_host_memory_brings_what_fits_and_ends(tmp_path:
             assert agent.drain(20.0)[1] == 0
         agent.forget()
         assert agent.call(lambda: namespace.prefetch(chain, 1e6)) == (8, 4)
+        engine.close()
+
+
+def test_a_prefetch_ends_with_its_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds what has come, for hours if its deadline says so."""
+    settings, spec = agent_settings(tmp_path, upload={"chunk_target_bytes": 1}), small_spec()
+    with running_agent(settings, MemoryStore()) as agent:
+        engine = FakeEngine.start(settings, spec)
+        namespace = agent.namespace(spec)
+        agent.until(namespace.catalog_open.is_set)
+        chain = engine.chain(1, 4)
+        engine.save(chain)
+        assert agent.drain()[1] == 0
+        agent.call(lambda: namespace.directory.drop(chain[2:]))
+
+        async def away(*_: Any) -> None:
+            raise Transient("the store is away")
+
+        def held() -> int:
+            return sum(block.kept for block in namespace.directory._table.occupied.values())
+
+        with monkeypatch.context() as patch:
+            patch.setattr(namespace.fetcher, "_read", away)
+            control = Control.open(settings.agent)
+            control._connection.post(p.Prefetch(1, "", p.join_hashes(chain), 3600.0))
+            agent.until(lambda: held() == 2)
+            control._connection.close()
+            agent.until(lambda: held() == 0)
+        assert engine.load(chain) == 4
         engine.close()
 
 
