@@ -130,7 +130,7 @@ def forget(
     """Drops blocks from host memory (not from the bucket) that nobody uses and that need not be stored any more."""
 
     def question(control: Control) -> int:
-        return control.forget(_full_name(control, namespace) if namespace else "")
+        return control.forget("" if namespace is None else _full_name(control, namespace))
 
     count = ask(session, question)
     session.emit({"blocks": count}, f"{count:,} blocks forgotten.")

@@ -57,14 +57,23 @@ def make_session(ctx: typer.Context, own: dict[str, Any]) -> Session:
     pairs = [*(outer.get("set_") or ()), *(own.get("set_") or ())]
     overrides = parse_overrides(pairs)
     for option, setting in _STORE_FIELDS.items():
-        value = own.get(option) or outer.get(option)
-        if value:
+        value = own[option] if own.get(option) is not None else outer.get(option)
+        if value is not None:
             overrides.setdefault("store", {})[setting] = value
     return Session(
-        config=own.get("config") or outer.get("config"),
+        config=own["config"] if own.get("config") is not None else outer.get("config"),
         overrides=overrides,
         json=bool(own.get("json") or outer.get("json")),
     )
+
+
+def refuse_empty(ctx: typer.Context) -> None:
+    """Raises typer.BadParameter for an option with nothing in it: a shell variable that was not set, as in
+    `--namespace "$NAME"`, must not pass for an option that was left out, which means all of them. Every path is a file,
+    which "." (an empty one, as typer reads it) cannot be."""
+    for parameter in ctx.command.params:
+        if parameter.param_type_name == "option" and ctx.params.get(parameter.name or "") in ("", Path()):
+            raise typer.BadParameter("is empty: give a value, or leave the option out", param_hint=parameter.opts[0])
 
 
 def command(app: typer.Typer, name: str, *, example: str) -> Callable[[F], F]:
@@ -74,6 +83,7 @@ def command(app: typer.Typer, name: str, *, example: str) -> Callable[[F], F]:
         @functools.wraps(function)
         def wrapper(ctx: typer.Context, **values: Any) -> None:
             own = {key: values.pop(key) for key in COMMON}
+            refuse_empty(ctx)
             with error_boundary():
                 function(make_session(ctx, own), **values)
 

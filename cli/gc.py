@@ -128,13 +128,13 @@ def _options(
 ) -> Options:
     collect = session.settings.collect
     origins = {
-        "max-bytes": "--max-bytes" if max_bytes else "collect.max_bytes",
-        "max-idle": "--max-idle" if max_idle else "collect.max_idle_s",
-        "grace": "--grace" if grace else "collect.grace_s",
+        "max-bytes": "collect.max_bytes" if max_bytes is None else "--max-bytes",
+        "max-idle": "collect.max_idle_s" if max_idle is None else "--max-idle",
+        "grace": "collect.grace_s" if grace is None else "--grace",
     }
     options = Options(
-        max_bytes=_size(max_bytes) if max_bytes else collect.max_bytes,
-        max_idle_s=_duration(max_idle, "--max-idle") if max_idle else collect.max_idle_s,
+        max_bytes=collect.max_bytes if max_bytes is None else _size(max_bytes),
+        max_idle_s=collect.max_idle_s if max_idle is None else _duration(max_idle, "--max-idle"),
         origins=origins,
         namespace=namespace,
         orphans=orphans,
@@ -142,7 +142,7 @@ def _options(
         compact=compact,
         dry_run=dry_run,
         yes=yes,
-        grace_s=_duration(grace, "--grace") if grace else collect.grace_s,
+        grace_s=collect.grace_s if grace is None else _duration(grace, "--grace"),
     )
     if options.max_bytes is None and options.max_idle_s is None and not (orphans or options.superseded):
         session.say(

@@ -12,7 +12,7 @@ from typing import Any
 
 import typer
 
-from .common import COMMON, Config, Endpoint, Json, Profile, Region, Set, StoreUrl
+from .common import COMMON, Config, Endpoint, Json, Profile, Region, Set, StoreUrl, refuse_empty
 from .session import WRONG_USE
 
 app = typer.Typer(
@@ -52,6 +52,7 @@ def root(
 
     Exit codes: 0 done, 1 a finding or a failure, 2 wrong use, 130 interrupted.
     """
+    refuse_empty(ctx)
     ctx.obj = dict(
         zip(COMMON, (config, store, region, endpoint, profile, set_, json), strict=True),
     )

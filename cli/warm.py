@@ -120,7 +120,7 @@ async def _warm(
             await asyncio.sleep(_STORED_POLL_S)
             found = await find_namespaces(bucket.store)
         spec = pick_namespace(found, namespace)
-        chains, errors = _read(session, files, form, tokenizer or _model_folder(spec), spec)
+        chains, errors = _read(session, files, form, _model_folder(spec) if tokenizer is None else tokenizer, spec)
         report = Report(mode, spec, chains, errors)
         async with temporary_catalog(bucket.store, spec, session.settings.catalog) as catalog:
             report.stored = stored_blocks(catalog, chains)
