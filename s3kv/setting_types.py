@@ -1,7 +1,8 @@
-"""What values of settings may be, and how they are read. Pure."""
+"""What values of settings may be, and how they are read. Pure. No message repeats text, which may be a secret."""
 
 from __future__ import annotations
 
+import unicodedata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +10,7 @@ from pydantic import (
     AfterValidator,
     ByteSize,
     Field,
+    SecretStr,
     TypeAdapter,
     ValidationError,
     ValidatorFunctionWrapHandler,
@@ -53,3 +55,28 @@ Bytes = Annotated[int, Field(gt=0, le=2**63 - 1), WrapValidator(_size_in_bytes)]
 MapBytes = Annotated[int, Field(ge=64 << 10, le=64 << 40), WrapValidator(_size_in_bytes)]
 AbsolutePath = Annotated[Path, AfterValidator(Path.absolute)]
 """A relative one begins in the folder of who reads the settings, then: an engine may move to another folder later."""
+
+
+def without_line_break(text: str) -> str:
+    """`text` without one line break at its end, which mounted secrets, `echo` and YAML's `|` leave there."""
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+def has_control_characters(text: str) -> bool:
+    """No header of a request can carry them."""
+    return any(unicodedata.category(char) == "Cc" for char in text)
+
+
+def _one_line(text: str) -> str:
+    text = without_line_break(text)
+    if has_control_characters(text):
+        raise PydanticCustomError("one_line", "must hold no control characters, such as a line break")
+    return text
+
+
+def _one_secret_line(secret: SecretStr) -> SecretStr:
+    return SecretStr(_one_line(secret.get_secret_value()))
+
+
+Line = Annotated[str, AfterValidator(_one_line)]
+Secret = Annotated[SecretStr, AfterValidator(_one_secret_line)]

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_origin
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from s3kv.errors import ConfigError
@@ -28,9 +28,11 @@ from s3kv.setting_types import (
     Bytes,
     Count,
     Fraction,
+    Line,
     MapBytes,
     NotNegative,
     Positive,
+    Secret,
     Timeout,
 )
 from s3kv.setting_types import read_size as read_size
@@ -56,19 +58,20 @@ def _own_folder() -> Path:
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # A log that shows an error's cause must not show what was given for a secret.
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 class StoreSettings(Section):
-    url: str = Field(
+    url: Line = Field(
         default_factory=lambda: f"file://{_own_folder() / 'store'}",
         description="Where objects live: s3://bucket/prefix, file:///folder, or memory:// (tests).",
     )
     client: Literal["obstore", "aioboto3"] = Field(
         "obstore", description="Who carries the bytes. aioboto3 covers what only botocore does, at more CPU a byte."
     )
-    region: str | None = Field(None, description="AWS region of the bucket; the AWS chain decides when unset.")
-    endpoint: str | None = Field(
+    region: Line | None = Field(None, description="AWS region of the bucket; the AWS chain decides when unset.")
+    endpoint: Line | None = Field(
         None, description="URL of an S3-compatible server; AWS's variables and profile decide when unset."
     )
     path_style: bool | None = Field(None, description="Bucket in the path; default: yes when an endpoint is set.")
@@ -76,10 +79,10 @@ class StoreSettings(Section):
         None, description="PEM file of CAs to trust: besides the system's (obstore), or instead (aioboto3)."
     )
     tls_verify: bool = Field(True, description="False accepts any certificate, and says so in the log at every start.")
-    access_key_id: str | None = Field(None, description="Static key; the AWS credential chain when unset.")
-    secret_access_key: SecretStr | None = Field(None, description="Secret of access_key_id.")
-    session_token: SecretStr | None = None
-    profile: str | None = Field(None, description="Profile of the AWS configuration files.")
+    access_key_id: Line | None = Field(None, description="Static key; the AWS credential chain when unset.")
+    secret_access_key: Secret | None = Field(None, description="Secret of access_key_id.")
+    session_token: Secret | None = None
+    profile: Line | None = Field(None, description="Profile of the AWS configuration files.")
     conditional_put: Literal["auto", "native", "none"] = Field(
         "auto", description="Whether If-None-Match is honoured. auto: detected once; none: head before put."
     )
@@ -211,7 +214,12 @@ class PriceSettings(Section):
 
 class Settings(BaseSettings):
     model_config = SettingsConfigDict(
-        frozen=True, extra="forbid", env_prefix=PREFIX, env_nested_delimiter=NESTED, env_ignore_empty=True
+        frozen=True,
+        extra="forbid",
+        hide_input_in_errors=True,
+        env_prefix=PREFIX,
+        env_nested_delimiter=NESTED,
+        env_ignore_empty=True,
     )
 
     store: StoreSettings = StoreSettings()

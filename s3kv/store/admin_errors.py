@@ -75,9 +75,13 @@ def _without_answer(error: boto.BotoCoreError) -> StoreError:
         return StoreMisconfigured(f"the object store's certificate is not trusted: set store.ca_bundle ({error})")
     if isinstance(error, boto.ReadTimeoutError | boto.ConnectTimeoutError):
         return StoreTimeout(f"the object store did not answer in time: {error} (store.endpoint)")
-    if isinstance(error, boto.HTTPClientError | boto.EndpointConnectionError):
+    if isinstance(error, boto.EndpointConnectionError | boto.ConnectionClosedError | boto.ProxyConnectionError):
         return StoreMisconfigured(f"the object store cannot be reached: {error} (store.endpoint)")
-    return StoreMisconfigured(f"the object store's client refuses its settings: {error}")
+    # The texts of others repeat what they choke on, such as a header with a key in it.
+    kind = type(error.kwargs.get("error", error)).__name__
+    if isinstance(error, boto.HTTPClientError):
+        return StoreMisconfigured(f"the object store cannot be reached: {kind} (store.endpoint)")
+    return StoreMisconfigured(f"the object store's client refuses its settings: {kind} (store.url, store.endpoint)")
 
 
 def wrong_region(bucket: str, found: str | None, configured: str) -> StoreMisconfigured:

@@ -7,10 +7,13 @@ are given as configuration, and the signature is then wrong. boto3 is imported w
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from s3kv.errors import ConfigError
+from s3kv.setting_types import has_control_characters
 from s3kv.settings import StoreSettings
 
 Credential = dict[str, Any]
@@ -21,10 +24,26 @@ CACHE_S = 360.0
 RECHECK_S = 1.0
 """For keys that expire: below obstore's 300 s, so it asks before each request (at most every 100 ms) and botocore,
 which knows the expiry, decides whether to refresh."""
+KEY_VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_SECURITY_TOKEN")
 
 
 class NoCredentials(Exception):
     """The AWS chain found no keys."""
+
+
+class UnusableCredentials(Exception):
+    """The AWS chain found keys that no header of a request can carry."""
+
+
+def check_variables(settings: StoreSettings) -> None:
+    """Raises ConfigError for a key in the environment that the chain would take and no client could send.
+
+    A line break in it, as a mounted secret may have, is a panic of obstore's and is printed by botocore.
+    """
+    if settings.access_key_id is None and settings.profile is None:
+        for name in KEY_VARIABLES:
+            if has_control_characters(os.environ.get(name, "")):
+                raise ConfigError(f"{name} must hold no control characters, such as a line break")
 
 
 def provider(settings: StoreSettings, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> Provider:
@@ -65,6 +84,8 @@ class ChainProvider:
             frozen = await asyncio.to_thread(self._keys.get_frozen_credentials)
         else:
             frozen = self._keys.get_frozen_credentials()
+        if has_control_characters("".join(each or "" for each in frozen[:3])):
+            raise UnusableCredentials
         return {
             "access_key_id": frozen.access_key,
             "secret_access_key": frozen.secret_key,

@@ -29,7 +29,7 @@ from s3kv.settings import StoreSettings
 from s3kv.store import obstore_threads
 from s3kv.store.base import LIST_PAGE_KEYS, Body, Failures, Names, ObjectMeta, Page
 from s3kv.store.buffers import body_parts, join, until_returned
-from s3kv.store.credentials import NoCredentials, provider
+from s3kv.store.credentials import NoCredentials, UnusableCredentials, provider
 from s3kv.store.failures import from_text, named
 from s3kv.store.keys import check_key, check_prefix, why_bad_key
 from s3kv.store.reads import check_size
@@ -132,6 +132,8 @@ class ObstoreS3(S3Client):
             return _PartialDelete(f"{subject}: some keys were not deleted")
         if "External AWS credential provider" in text:
             why = "found none" if NoCredentials.__name__ in text else "failed"
+            if UnusableCredentials.__name__ in text:
+                why = "found keys with control characters, such as a line break"
             return PermissionDenied(
                 f"no credentials: the AWS chain {why}; set {named('access_key_id')} or {named('profile')}"
             )

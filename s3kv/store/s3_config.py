@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from s3kv.errors import ConfigError
+from s3kv.setting_types import has_control_characters
 from s3kv.settings import StoreSettings
+from s3kv.store.credentials import check_variables
 from s3kv.store.failures import Target, named
 from s3kv.store.keys import Location
 
@@ -43,6 +45,7 @@ def s3_config(settings: StoreSettings, location: Location) -> S3Config:
     endpoint = _endpoint(settings)
     if (settings.access_key_id is None) != (settings.secret_access_key is None):
         raise ConfigError(f"{named('access_key_id')} and {named('secret_access_key')} must be set together")
+    check_variables(settings)
     if not settings.tls_verify:
         log.warning(
             "%s is false: TLS certificates are NOT verified and anybody on the way can read and change data",
@@ -98,9 +101,13 @@ def _path_style(settings: StoreSettings, location: Location, endpoint: str | Non
 
 
 def _chain_region(settings: StoreSettings, endpoint: str | None) -> str:
-    named_region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    if named_region or endpoint is not None:
-        return named_region or DEFAULT_REGION
+    for variable in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        if value := os.environ.get(variable):
+            if has_control_characters(value):
+                raise ConfigError(f"{variable} must hold no control characters, such as a line break")
+            return value
+    if endpoint is not None:
+        return DEFAULT_REGION
     found = aws_session(settings.profile).get_config_variable("region")
     return str(found) if found else DEFAULT_REGION
 

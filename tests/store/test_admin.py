@@ -196,6 +196,17 @@ def test_an_endpoint_that_nobody_listens_at_and_missing_credentials(
         check_bucket(spec, nobody)
 
 
+@pytest.mark.parametrize(
+    "given", [{"aws_access_key_id": "hush\n"}, {"config": Config(proxies={"http": "http://user:hush@127.0.0.1:9"})}]
+)
+def test_no_secret_that_botocore_chokes_on_is_repeated(spec: BucketSpec, given: dict[str, Any]) -> None:
+    keys = {"aws_access_key_id": "k", "aws_secret_access_key": "s"}
+    client = boto3.client("s3", region_name="us-east-1", endpoint_url="http://127.0.0.1:9", **{**keys, **given})
+    with pytest.raises(StoreMisconfigured, match=r"cannot be reached: .* \(store\.endpoint\)") as caught:
+        check_bucket(spec, client)
+    assert "hush" not in str(caught.value)
+
+
 def test_a_change_that_s3_refuses_for_now_is_tried_again(
     client: Any, spec: BucketSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from s3kv.errors import (
     StoreMisconfigured,
     Transient,
 )
+from s3kv.settings import StoreSettings
 from s3kv.store import describe_failure, open_store
 from s3kv.store.admin_client import admin_client
 from s3kv.store.keys import parse_url
@@ -222,6 +224,39 @@ def test_an_endpoint_without_http_is_refused_by_the_name_it_came_under(
     clean_environment.setenv("AWS_ENDPOINT_URL", endpoint)
     with pytest.raises(ConfigError, match="AWS_ENDPOINT_URL must begin with http"):
         open_store(moto_place.settings(endpoint=None))
+
+
+VARIABLES = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION"]
+
+
+@pytest.mark.parametrize("variable", VARIABLES)
+@pytest.mark.parametrize("use", [open_store, admin_client])
+def test_a_line_break_in_a_variable_of_the_chain_is_refused_by_name(
+    moto_place: S3Place, variable: str, use: Callable[[StoreSettings], object], clean_environment: pytest.MonkeyPatch
+) -> None:
+    clean_environment.delenv("AWS_DEFAULT_REGION", raising=False)
+    clean_environment.setenv(variable, "hush\n")
+    for client in ("obstore", "aioboto3"):
+        unset = {"access_key_id": None, "secret_access_key": None, "region": None}
+        with pytest.raises(ConfigError) as caught:
+            use(moto_place.settings(client=client, **unset))
+        assert str(caught.value) == f"{variable} must hold no control characters, such as a line break"
+    use(moto_place.settings())  # nothing of the chain is used
+
+
+async def test_a_line_break_in_other_keys_of_the_chain_is_no_panic(
+    opened: Opener, tmp_path: Path, clean_environment: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "config"
+    answer = json.dumps({"Version": 1, "AccessKeyId": "hush\n", "SecretAccessKey": "s"})
+    (tmp_path / "answer").write_text(answer)
+    config.write_text(f"[profile broken]\ncredential_process = cat {tmp_path / 'answer'}\n")
+    clean_environment.setenv("AWS_CONFIG_FILE", str(config))
+    store = opened(client="obstore", access_key_id=None, secret_access_key=None, profile="broken")
+    with pytest.raises(PermissionDenied, match="the AWS chain found keys with control characters") as caught:
+        await store.put("k", b"x")
+    assert_one_line(caught.value, opened.place, "store.access_key_id")
+    assert opened.proxy.seen == []
 
 
 def assert_one_line(error: BaseException, place: S3Place, setting: str) -> None:
