@@ -21,8 +21,8 @@ def check_memory(nbytes: int, root: Path = Path("/")) -> None:
             raise
         named = ", ".join(map(str, processes[:_SHOWN])) + (" and others" if len(processes) > _SHOWN else "")
         raise ConfigError(
-            f"{error}. Arenas of {sizes} bytes are mapped already, by the processes {named}: an engine keeps that of "
-            "an agent that has ended until the next agent's first offer, or its own end"
+            f"{error}. Arenas of {sizes} bytes are mapped already, by processes {named}: an engine keeps that of an "
+            "agent that has ended while it may load from it, and with several ranks until the next agent's first offer"
         ) from error
 
 

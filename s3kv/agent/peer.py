@@ -1,19 +1,15 @@
 """Who may connect, and when the process at the other end of a socket has exited.
 
 A lease ends when its holder gave it back or has exited, never by a clock: a stopped engine may still be copying. So
-every client that may touch slots is watched through a pidfd. SO_PEERPIDFD (Linux 6.5) gives one even across PID
-namespaces; before that pidfd_open works where the process can be seen.
+every client that may touch slots is watched through a pidfd.
 """
 
 from __future__ import annotations
 
-import os
 import socket
 
-from s3kv.client.trust import Peer, peer_of
+from s3kv.client.trust import Peer, pidfd_of
 from s3kv.errors import ProtocolError
-
-SO_PEERPIDFD = 77
 
 
 def may_connect(peer: Peer, own_uid: int) -> bool:
@@ -24,12 +20,7 @@ def may_connect(peer: Peer, own_uid: int) -> bool:
 def open_pidfd(sock: socket.socket) -> int:
     """A descriptor that becomes readable when the peer exits. Raises ProtocolError when the peer cannot be watched."""
     try:
-        return sock.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
-    except OSError:
-        pass  # an older kernel
-    pid = peer_of(sock).pid
-    try:
-        return os.pidfd_open(pid)
+        return pidfd_of(sock)
     except OSError as error:
         raise ProtocolError(
             "the agent cannot see this process, so it could not tell when its memory is free again: "

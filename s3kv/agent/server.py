@@ -12,7 +12,6 @@ import asyncio
 import itertools
 import logging
 import os
-import select
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from typing import Any, TypeVar
@@ -20,7 +19,7 @@ from typing import Any, TypeVar
 from s3kv.agent.node import ClientState, Node, Refusal, Seat
 from s3kv.agent.peer import may_connect, open_pidfd
 from s3kv.client import protocol as p
-from s3kv.client.trust import Peer, peer_of
+from s3kv.client.trust import Peer, has_exited, peer_of
 from s3kv.errors import ProtocolError, S3kvError
 
 logger = logging.getLogger("s3kv.agent")
@@ -156,7 +155,7 @@ class Server:
 
     def _watch(self, sock: socket.socket, holder: Hashable) -> None:
         known = self._watched.get(holder)
-        if known is not None and not _has_exited(known):
+        if known is not None and not has_exited(known):
             return
         if known is not None:
             self._exited(holder)  # its number was given to another process before the loop came to its end
@@ -265,12 +264,6 @@ def _has_ended(sock: socket.socket) -> bool:
         return False
     except OSError:
         return True
-
-
-def _has_exited(pidfd: int) -> bool:
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(0))
 
 
 def _seat(client: ClientState, ns: int) -> Seat:

@@ -30,7 +30,7 @@ from s3kv.client.protocol import (
     encode,
     frame_length,
 )
-from s3kv.client.trust import may_serve, peer_of
+from s3kv.client.trust import may_serve, peer_of, pidfd_of
 from s3kv.errors import AgentTimeout, AgentUnavailable, ProtocolError
 
 _RECEIVE_BYTES = 1 << 18
@@ -120,6 +120,13 @@ class Connection:
             if hangup.poll(0):
                 self.close()
         return not self._closed
+
+    def open_pidfd(self) -> int:
+        """A descriptor, the caller's to close, that becomes readable when the agent exits; -1: it cannot be watched."""
+        try:
+            return pidfd_of(self._sock)
+        except OSError:
+            return -1
 
     def next_id(self) -> int:
         return next(self._ids)

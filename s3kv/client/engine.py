@@ -5,15 +5,19 @@ Invariants kept here:
   connect again first gets no more time for that.
 - Slots are named together with the epoch of the agent that gave them. A worker keeps an old agent's arena mapped until
   it sees an offer of a newer one, so a promise made by an agent that has died since is still kept from its memory.
+  Where leader and worker are in one process (an engine of one rank) they know when nothing is promised any more, and
+  the arena of an agent that has ended is unmapped then: the next agent may need the memory to start at all.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from s3kv.client.connection import Connection, close_all
+from s3kv.client.holdings import holdings_of
 from s3kv.client.protocol import (
     MAX_BLOCKS,
     MAX_SECONDS,
@@ -38,6 +42,7 @@ from s3kv.client.protocol import (
     unpack_u32,
 )
 from s3kv.client.reconnecting import ReconnectingClient
+from s3kv.client.trust import has_exited
 from s3kv.errors import AgentUnavailable, ProtocolError
 from s3kv.identity import REPLICATED, NamespaceSpec
 from s3kv.settings import Settings
@@ -88,6 +93,8 @@ class LeaderClient(ReconnectingClient):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(settings, namespace, role="leader", rank=0, ranks=ranks, engine_id=engine_id, clock=clock)
+        self._holdings = holdings_of(engine_id, namespace, ranks)
+        self._holdings.led = True
         load = settings.load
         self._wait_s_per_block = min(load.wait_ms_per_1k_tokens * namespace.tokens_per_block / 1e6, MAX_SECONDS)
         self._wait_cap_s = min(load.wait_cap_ms / 1e3, MAX_SECONDS)
@@ -110,14 +117,17 @@ class LeaderClient(ReconnectingClient):
             self._wait_s_per_block, self._wait_cap_s, self._park, self._min_blocks,
         )  # fmt: skip
         try:
-            reply = self._call(
-                connection,
-                message,
-                Matched,
-                deadline + self._wait_cap_s,
-                on_late=lambda late: self._give_back(ns, connection.epoch, late),
-            )
-            slots = self._slots_of(connection, reply.slots).tolist()
+            with self._holdings.asking(connection.epoch):
+                reply = self._call(
+                    connection,
+                    message,
+                    Matched,
+                    deadline + self._wait_cap_s,
+                    on_late=lambda late: self._give_back(ns, connection.epoch, late),
+                )
+                slots = self._slots_of(connection, reply.slots).tolist()
+                if reply.lease:
+                    self._holdings.leased(connection.epoch, reply.lease)
         except AgentUnavailable:
             return Offer()
         if reply.reason:
@@ -128,6 +138,7 @@ class LeaderClient(ReconnectingClient):
     def release(self, lease: int, epoch: int) -> None:
         """Give the whole lease back: no worker was told of it, or none will read it."""
         if lease:
+            self._holdings.released(epoch, lease)
             self._tell(Release(self._ns, lease, -1), epoch)
 
     def finished(self, tip: bytes) -> None:
@@ -175,6 +186,15 @@ class WorkerClient(ReconnectingClient):
         self._on_arena_gone = on_arena_gone
         self._arenas: dict[int, dict[int, Arena]] = {}
         # epoch -> part -> arena; several threads put and take whole epochs, each in one step, so there is no lock
+        self._runs: dict[int, int] = {}  # epoch -> pidfd of its agent
+        self._holdings = holdings_of(engine_id, namespace, ranks)
+
+    def connect(self) -> bool:
+        """As the leader's. Arenas that nobody will read or write any more are unmapped first."""
+        for epoch in list(self._arenas):
+            if self._holdings.led and has_exited(self._runs.get(epoch, -1)) and self._holdings.nothing_of(epoch):
+                self._unmap(epoch)
+        return super().connect()
 
     def arena(self, epoch: int, part: int) -> Arena | None:
         return self._arenas.get(epoch, {}).get(part)
@@ -199,17 +219,19 @@ class WorkerClient(ReconnectingClient):
         beyond = len(hashes) - len(wanted)
         message = Reserve(connection.next_id(), ns, part, parent, start_block, join_hashes(wanted))
         try:
-            reply = self._call(
-                connection,
-                message,
-                Reserved,
-                deadline,
-                on_late=lambda late: self._abandon_late(connection.epoch, ns, part, late),
-            )
-            slots, tickets = self._slots_of(connection, reply.slots), self._slots_of(connection, reply.tickets)
-            if not len(slots) == len(tickets) == len(wanted):
-                connection.close()
-                raise AgentUnavailable("the agent reserved another number of slots than asked")
+            with self._holdings.asking(connection.epoch):
+                reply = self._call(
+                    connection,
+                    message,
+                    Reserved,
+                    deadline,
+                    on_late=lambda late: self._abandon_late(connection.epoch, ns, part, late),
+                )
+                slots, tickets = self._slots_of(connection, reply.slots), self._slots_of(connection, reply.tickets)
+                if not len(slots) == len(tickets) == len(wanted):
+                    connection.close()
+                    raise AgentUnavailable("the agent reserved another number of slots than asked")
+                self._holdings.reserved(connection.epoch, len(slots) - slots.count(NO_SLOT))
         except AgentUnavailable:
             return Reservation(0, [-1] * len(hashes), [0] * len(hashes))
         places = [-1 if slot == NO_SLOT else slot for slot in slots]
@@ -243,6 +265,7 @@ class WorkerClient(ReconnectingClient):
     def release(self, lease: int, epoch: int) -> None:
         """This rank's copies out of the lease's slots are complete."""
         if lease:
+            self._holdings.released(epoch, lease)
             self._tell(Release(self._ns, lease, self._rank), epoch)
 
     def close(self) -> None:
@@ -256,6 +279,7 @@ class WorkerClient(ReconnectingClient):
         slots = pack_u32(reservation.slots[index] for index in indices)
         tickets = pack_u32(reservation.tickets[index] for index in indices)
         if slots:
+            self._holdings.reserved(reservation.epoch, -len(indices))
             self._tell(kind(self._ns, part, slots, tickets), reservation.epoch)
 
     def _abandon_late(self, epoch: int, ns: int, part: int, late: Reply) -> None:
@@ -274,6 +298,8 @@ class WorkerClient(ReconnectingClient):
 
     def _attach(self, connection: Connection, timeout_s: float) -> None:
         super()._attach(connection, timeout_s)
+        if connection.epoch not in self._runs:
+            self._runs[connection.epoch] = connection.open_pidfd()
         connection.call(Mapped(connection.next_id(), self._ns), Done, timeout_s=self._call_timeout_s)
 
     def _map(self, epoch: int, attached: Attached, fds: list[int]) -> None:
@@ -299,3 +325,6 @@ class WorkerClient(ReconnectingClient):
         for arena in self._arenas.pop(epoch, {}).values():
             self._on_arena_gone(arena)
             arena.close()
+        if (pidfd := self._runs.pop(epoch, -1)) >= 0:
+            os.close(pidfd)
+        self._holdings.forget(epoch)

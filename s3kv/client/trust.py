@@ -7,12 +7,14 @@ socket's folder there, serve in it, and read the KV of the engine that believes 
 from __future__ import annotations
 
 import os
+import select
 import socket
 import stat
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+SO_PEERPIDFD = 77
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -26,6 +28,25 @@ def peer_of(sock: socket.socket) -> Peer:
     """The process that connected, or that listened, as the kernel says it."""
     pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return Peer(pid, uid)
+
+
+def pidfd_of(sock: socket.socket) -> int:
+    """A descriptor that becomes readable when the peer exits. Raises OSError when the peer cannot be watched.
+
+    SO_PEERPIDFD (Linux 6.5) gives one even across PID namespaces; before that the process has to be seen from here.
+    """
+    try:
+        return sock.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
+    except OSError:
+        return os.pidfd_open(peer_of(sock).pid)
+
+
+def has_exited(pidfd: int) -> bool:
+    """False when it is not known (-1), too."""
+    poll = select.poll()
+    if pidfd >= 0:
+        poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def may_serve(peer: Peer, own_uid: int, path: Path) -> bool:

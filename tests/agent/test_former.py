@@ -23,7 +23,7 @@ def test_a_refusal_names_the_engine_that_keeps_the_arena_of_an_agent_that_has_en
         assert worker.connect()
     greedy = agent_settings(tmp_path, tier={"capacity_bytes": TOO_MUCH})
     with pytest.raises(
-        ConfigError, match=r"^tier\.capacity_bytes: .* keeps that of an agent that has ended until"
+        ConfigError, match=r"^tier\.capacity_bytes: .* keeps that of an agent that has ended while"
     ) as caught:
         RunningAgent(greedy)
     assert "\n" not in str(caught.value)
@@ -49,7 +49,7 @@ def test_an_arena_counts_once_however_many_map_it(tmp_path: Path) -> None:
     proc(tmp_path, 6, "55d000000000-55d000001000 r--p 00000000 08:01 77    /usr/bin/python3")
     (tmp_path / "proc" / "7").mkdir()  # it has ended meanwhile
     assert mapped_arenas(tmp_path) == (0x11000, [5, 40])
-    with pytest.raises(ConfigError, match=r"Arenas of 69632 bytes are mapped already, by the processes 5, 40:"):
+    with pytest.raises(ConfigError, match=r"Arenas of 69632 bytes are mapped already, by processes 5, 40:"):
         check_memory(TOO_MUCH, tmp_path)
 
 

@@ -12,9 +12,9 @@ import pytest
 from support.agents import FakeEngine, RunningAgent, agent_settings, running_agent, small_spec
 from support.virtual_agent import VirtualAgent, in_virtual_time
 
-from s3kv.agent import peer
 from s3kv.agent.engines import MAX_RANKS, Engines
 from s3kv.client import protocol as p
+from s3kv.client import trust
 from s3kv.client.connection import Connection
 from s3kv.client.engine import MAX_EPOCHS, WorkerClient
 from s3kv.errors import ConfigError
@@ -104,8 +104,7 @@ def test_processes_that_cannot_be_told_apart_by_number_are_still_told_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Across PID namespaces the kernel reports 0 for every process: one that exits must not free another's slots."""
-    real = peer.peer_of
-    monkeypatch.setattr("s3kv.agent.server.peer_of", lambda sock: peer.Peer(0, real(sock).uid))
+    monkeypatch.setattr("s3kv.agent.server.peer_of", lambda sock: trust.Peer(0, trust.peer_of(sock).uid))
     settings, spec = agent_settings(tmp_path), small_spec()
     with running_agent(settings) as agent:
         engines = [FakeEngine.start(settings, spec, name=name) for name in "ab"]
