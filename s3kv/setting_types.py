@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 import unicodedata
 from pathlib import Path
 from typing import Annotated, Any
@@ -57,6 +59,14 @@ AbsolutePath = Annotated[Path, AfterValidator(Path.absolute)]
 """A relative one begins in the folder of who reads the settings, then: an engine may move to another folder later."""
 
 
+_ENDPOINT = re.compile(
+    r"https?://(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9._-]+))(?::(?P<port>[0-9]{1,5}))?"
+    r"(?:/[A-Za-z0-9._~!$&'()*+,;=:@%/-]*)?"
+)
+"""The characters of RFC 3986: the HTTP library behind obstore panics at others."""
+_IN_NUMBERS = re.compile(r"(?:.*\.)?[0-9]+")
+
+
 def without_line_break(text: str) -> str:
     """`text` without one line break at its end, which mounted secrets, `echo` and YAML's `|` leave there."""
     return text.removesuffix("\n").removesuffix("\r")
@@ -78,5 +88,31 @@ def _one_secret_line(secret: SecretStr) -> SecretStr:
     return SecretStr(_one_line(secret.get_secret_value()))
 
 
+def why_bad_endpoint(url: str) -> str | None:
+    """Why `url` cannot be the URL of an object store, or None when it can."""
+    if not url.startswith(("http://", "https://")):
+        return "must begin with http:// or https://"
+    found = _ENDPOINT.fullmatch(url)
+    if found is None:
+        return "must be a URL such as https://host:9000, without user, password, query or fragment"
+    if not 0 < int(found["port"] or 1) < 65536:
+        return "must have a port from 1 to 65535"
+    try:
+        if found["v6"]:
+            ipaddress.IPv6Address(found["v6"])
+        elif _IN_NUMBERS.fullmatch(found["host"]):
+            ipaddress.IPv4Address(found["host"])
+    except ValueError:
+        return "must name a host, or an IP address that is one"
+    return None
+
+
+def _good_endpoint(url: str) -> str:
+    if reason := why_bad_endpoint(url):
+        raise PydanticCustomError("endpoint", "{reason}", {"reason": reason})
+    return url
+
+
 Line = Annotated[str, AfterValidator(_one_line)]
 Secret = Annotated[SecretStr, AfterValidator(_one_secret_line)]
+Endpoint = Annotated[Line, AfterValidator(_good_endpoint)]

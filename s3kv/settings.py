@@ -27,6 +27,7 @@ from s3kv.setting_types import (
     AbsolutePath,
     Bytes,
     Count,
+    Endpoint,
     Fraction,
     Line,
     MapBytes,
@@ -71,7 +72,7 @@ class StoreSettings(Section):
         "obstore", description="Who carries the bytes. aioboto3 covers what only botocore does, at more CPU a byte."
     )
     region: Line | None = Field(None, description="AWS region of the bucket; the AWS chain decides when unset.")
-    endpoint: Line | None = Field(
+    endpoint: Endpoint | None = Field(
         None, description="URL of an S3-compatible server; AWS's variables and profile decide when unset."
     )
     path_style: bool | None = Field(None, description="Bucket in the path; default: yes when an endpoint is set.")

@@ -7,6 +7,7 @@ from typing import Any
 from s3kv.errors import ConfigError
 from s3kv.settings import StoreSettings
 from s3kv.store.bucket_spec import BucketSpec
+from s3kv.store.failures import named
 from s3kv.store.keys import parse_url
 from s3kv.store.s3_config import aws_session, s3_config
 
@@ -15,6 +16,7 @@ def admin_client(settings: StoreSettings) -> Any:
     """Raises ConfigError that names the setting; no request is made."""
     import boto3
     from botocore.config import Config
+    from botocore.exceptions import InvalidRegionError
 
     location = parse_url(settings.url)
     config = s3_config(settings, location)
@@ -26,20 +28,25 @@ def admin_client(settings: StoreSettings) -> Any:
         botocore_session=aws_session(settings.profile),
     )
     verify: bool | str = str(config.ca_file) if config.ca_file is not None else settings.tls_verify
-    return session.client(
-        "s3",
-        region_name=config.region,
-        endpoint_url=config.endpoint,
-        verify=verify if settings.tls_verify else False,
-        config=Config(
-            s3={"addressing_style": "path" if config.path_style else "auto"},
-            retries={"mode": "standard", "total_max_attempts": settings.retries + 1},
-            connect_timeout=settings.connect_timeout_s,
-            read_timeout=settings.request_timeout_s,
-            request_checksum_calculation="when_required",
-            response_checksum_validation="when_required",
-        ),
-    )
+    try:
+        return session.client(
+            "s3",
+            region_name=config.region,
+            endpoint_url=config.endpoint,
+            verify=verify if settings.tls_verify else False,
+            config=Config(
+                s3={"addressing_style": "path" if config.path_style else "auto"},
+                retries={"mode": "standard", "total_max_attempts": settings.retries + 1},
+                connect_timeout=settings.connect_timeout_s,
+                read_timeout=settings.request_timeout_s,
+                request_checksum_calculation="when_required",
+                response_checksum_validation="when_required",
+            ),
+        )
+    except InvalidRegionError as error:
+        raise ConfigError(f"{named('region')} is not the name of a region") from error
+    except ValueError as error:  # of host names it knows fewer than the clients that carry bytes
+        raise ConfigError(f"botocore refuses {named('endpoint')}: its host must be of letters, digits and -") from error
 
 
 def bucket_spec(settings: StoreSettings, **changes: Any) -> BucketSpec:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from s3kv.errors import ConfigError
-from s3kv.setting_types import has_control_characters
+from s3kv.setting_types import has_control_characters, why_bad_endpoint
 from s3kv.settings import StoreSettings
 from s3kv.store.credentials import check_variables
 from s3kv.store.failures import Target, named
@@ -73,8 +73,8 @@ def _endpoint(settings: StoreSettings) -> str | None:
     name, value = next(iter(found), ("", None))
     if value is None:
         return None
-    if not value.startswith(("http://", "https://")):
-        raise ConfigError(f"{name} must begin with http:// or https://, not {value!r}")
+    if reason := why_bad_endpoint(value):
+        raise ConfigError(f"{name} {reason}")
     return value.rstrip("/")
 
 

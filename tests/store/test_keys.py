@@ -53,7 +53,6 @@ def test_other_urls_are_refused_in_one_sentence(url: str) -> None:
 @pytest.mark.parametrize(
     "values",
     [
-        {"endpoint": "127.0.0.1:9000"},
         {"access_key_id": "only"},
         {"secret_access_key": "only"},
         {"ca_bundle": "/nonexistent/ca.pem"},

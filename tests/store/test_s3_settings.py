@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.command import Cli
 from support.faulty_proxy import faulty_proxy, s3_error
 from support.opener import Opener
 from support.servers import S3Place
@@ -18,7 +19,7 @@ from s3kv.errors import (
     StoreMisconfigured,
     Transient,
 )
-from s3kv.settings import StoreSettings
+from s3kv.settings import StoreSettings, load_settings
 from s3kv.store import describe_failure, open_store
 from s3kv.store.admin_client import admin_client
 from s3kv.store.keys import parse_url
@@ -215,15 +216,78 @@ def test_a_profile_that_cannot_be_read_is_named(
         open_store(moto_place.settings(endpoint=None))
 
 
-@pytest.mark.parametrize("endpoint", ["localhost:9000", "ftp://host"])
-def test_an_endpoint_without_http_is_refused_by_the_name_it_came_under(
-    moto_place: S3Place, endpoint: str, clean_environment: pytest.MonkeyPatch
+BAD_ENDPOINTS = {
+    "localhost:9000": "must begin with http",
+    "ftp://user:hush@host": "must begin with http",
+    "http://": "must be a URL",
+    "http://:9000": "must be a URL",
+    "http://[::1": "must be a URL",
+    "http://[::g]": "must be a URL",
+    "http://[:::1]": "must name a host",
+    "http://256.1.1.1": "must name a host",
+    "http://1.2.3.4.5": "must name a host",
+    "http://a b": "must be a URL",
+    "http://a^b": "must be a URL",
+    "http://%41": "must be a URL",
+    "http://a\\b": "must be a URL",
+    "http://m\u00fcnchen.example": "must be a URL",
+    "http://host/a b": "must be a URL",
+    "http://host:99999": "must have a port",
+    "http://host:0": "must have a port",
+    "http://host:": "must be a URL",
+    "http://host:http": "must be a URL",
+    "http://host/?hush=1": "must be a URL",
+    "http://host/#hush": "must be a URL",
+    "http://user:hush@host": "must be a URL",
+    "http://hush@host": "must be a URL",
+}
+
+
+@pytest.mark.parametrize("endpoint", BAD_ENDPOINTS)
+def test_an_endpoint_that_is_none_is_refused_by_the_name_it_came_under(
+    moto_place: S3Place, endpoint: str, profiles: Path, clean_environment: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError, match=r"store\.endpoint .* must begin with http"):
-        open_store(moto_place.settings(endpoint=endpoint))
+    why = BAD_ENDPOINTS[endpoint]
+    with pytest.raises(ConfigError, match=rf"^setting store\.endpoint \(or S3KV_STORE__ENDPOINT\): {why}") as caught:
+        load_settings(store={"endpoint": endpoint})
+    assert "hush" not in str(caught.value)
+    ran = Cli("--endpoint", endpoint)("config", "check")
+    assert ran.code == 1 and "store.endpoint" in ran.err and "hush" not in ran.err and "internal" not in ran.err
+    profiles.write_text(f"[profile odd]\nendpoint_url = {endpoint}\n")
+    for use in (open_store, admin_client):
+        with pytest.raises(ConfigError, match=f"^endpoint_url of the AWS profile {why}") as caught:
+            use(moto_place.settings(endpoint=None, profile="odd"))
+        assert "hush" not in str(caught.value)
     clean_environment.setenv("AWS_ENDPOINT_URL", endpoint)
-    with pytest.raises(ConfigError, match="AWS_ENDPOINT_URL must begin with http"):
+    with pytest.raises(ConfigError, match=f"^AWS_ENDPOINT_URL {why}") as caught:
         open_store(moto_place.settings(endpoint=None))
+    assert "hush" not in str(caught.value)
+
+
+GOOD_ENDPOINTS = [
+    "http://[::1]:9000",
+    "http://127.0.0.1/",
+    "https://minio-1.svc:65535",
+    "https://x.example/storage/v1/s3",
+]
+
+
+@both
+@pytest.mark.parametrize("endpoint", GOOD_ENDPOINTS)
+def test_other_endpoints_are_taken(moto_place: S3Place, client: str, endpoint: str) -> None:
+    settings = moto_place.settings(client=client, endpoint=load_settings(store={"endpoint": endpoint}).store.endpoint)
+    open_store(settings)
+    admin_client(settings)
+    assert s3_config(settings, parse_url(settings.url)).endpoint == endpoint.rstrip("/")
+
+
+def test_what_only_botocore_refuses_is_named(moto_place: S3Place) -> None:
+    with pytest.raises(ConfigError, match=r"^store\.region .* is not the name of a region"):
+        admin_client(moto_place.settings(region="us east"))
+    settings = moto_place.settings(endpoint="http://minio_1:9000")
+    open_store(settings)
+    with pytest.raises(ConfigError, match=r"^botocore refuses store\.endpoint"):
+        admin_client(settings)
 
 
 VARIABLES = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION"]
