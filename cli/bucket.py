@@ -297,7 +297,7 @@ async def _delete(session: Session, namespace: str | None, yes: bool, dry_run: b
             )
         removed = None
         if not dry_run:
-            session.confirm(f"Delete {number(total)} objects? This cannot be undone.", yes=yes)
+            await session.confirm(f"Delete {number(total)} objects? This cannot be undone.", yes=yes)
             with session.meter("delete", total) as meter:
                 removed = await remove(bucket.store, names, everything=everything, progress=meter.advance)
         return _tell_removed(session, plan, removed)

@@ -201,7 +201,7 @@ async def _round(session: Session, options: Options) -> int:
                     session.print_json(_plan_data(shown, options) | {"dry_run": options.dry_run})
                 return 0
             if not nothing:
-                session.confirm("Go ahead?", yes=options.yes)
+                await session.confirm("Go ahead?", yes=options.yes)
             return await _carry_out(session, options, opened, shown)
 
 

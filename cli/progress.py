@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ SHOW_AFTER_S = 1.0
 
 
 class Meter:
-    """Counts work done. `advance` and `note` are cheap and may be called from any thread of the event loop."""
+    """Counts work done. `advance` is cheap; `_lock` lets a thread that works call it, also when the meter is over."""
 
     def __init__(self, start: Callable[[str], Any], title: str, total: int | None, clock: Callable[[], float]) -> None:
         self._start = start
@@ -21,14 +22,19 @@ class Meter:
         self._began = clock()
         self._bar: Any = None
         self._task: Any = None
+        self._lock = threading.Lock()
+        self._over = False
         self.title = title
         self.total = total
         self.done = 0
 
     def advance(self, count: int = 1) -> None:
         self.done += count
-        if self._bar is None and self._clock() - self._began >= SHOW_AFTER_S:
-            self._bar, self._task = self._start(self.title)
+        with self._lock:
+            if self._over:
+                return  # a bar that begins now would stay, and the terminal's cursor hidden
+            if self._bar is None and self._clock() - self._began >= SHOW_AFTER_S:
+                self._bar, self._task = self._start(self.title)
         if self._bar is not None:
             self._bar.update(self._task, completed=self.done, total=self.total)
 
@@ -41,6 +47,8 @@ class Meter:
         self.advance(count)
 
     def stop(self) -> None:
+        with self._lock:
+            self._over = True
         if self._bar is not None:
             self._bar.stop()
 

@@ -79,16 +79,36 @@ class Session:
         """Something for the person at the terminal that is no result: to stderr, never into a pipe's data."""
         self.err.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def confirm(self, question: str, *, yes: bool) -> None:
+    async def confirm(self, question: str, *, yes: bool) -> None:
         """Ends the command with 1 unless the person agrees. Without a terminal only --yes agrees."""
         if yes:
             return
         if not sys.stdin.isatty():
             self.say("s3kv: nothing was changed: add --yes to go ahead without a terminal to ask")
             raise typer.Exit(FINDING)
-        if not typer.confirm(question, err=True):
+        if not await self._agreed(question):
             self.say("s3kv: nothing was changed")
             raise typer.Exit(FINDING)
+
+    async def _agreed(self, question: str) -> bool:
+        """An answer at the terminal. No input and an empty line are a no."""
+        from .waiting import in_daemon
+
+        while True:
+            sys.stderr.write(f"{question} [y/N]: ")
+            sys.stderr.flush()
+            try:
+                # Not through sys.stdin: Python could not end while another thread reads from that.
+                typed = await in_daemon(os.read, sys.stdin.fileno(), 1024)
+            except asyncio.CancelledError:
+                self.say("")  # what follows begins a line of its own
+                raise
+            if not typed.endswith(b"\n"):
+                self.say("")
+            answer = typed.decode(errors="replace").strip().lower()
+            if answer in ("", "n", "no", "y", "yes"):
+                return answer.startswith("y")
+            self.say("s3kv: answer y or n")
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs to the end. SIGTERM cancels the work, which may then tidy up, and ends the command like Ctrl-C does."""

@@ -16,6 +16,7 @@ import typer
 from .common import command
 from .opening import Namespace, opened_bucket
 from .session import FINDING, Session
+from .waiting import in_daemon
 
 if TYPE_CHECKING:
     from s3kv.catalog.catalog import Catalog
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from s3kv.warm.plan import Chained
     from s3kv.warm.prompts import Format
     from s3kv.warm.stored import Gain
+
+    from .progress import Meter
 
 _EXAMPLE = "s3kv warm prompts.jsonl --tokenizer /models/llama --through http://127.0.0.1:8000"
 _KEY_VARIABLE = "OPENAI_API_KEY"
@@ -120,13 +123,16 @@ async def _warm(
             await asyncio.sleep(_STORED_POLL_S)
             found = await find_namespaces(bucket.store)
         spec = pick_namespace(found, namespace)
-        chains, errors = _read(session, files, form, _model_folder(spec) if tokenizer is None else tokenizer, spec)
+        folder = _model_folder(spec) if tokenizer is None else tokenizer
+        with session.meter("tokenize") as meter:
+            chains, errors = await in_daemon(_read, session, files, form, folder, spec, meter)
         report = Report(mode, spec, chains, errors)
         async with temporary_catalog(bucket.store, spec, session.settings.catalog) as catalog:
             report.stored = stored_blocks(catalog, chains)
             if through is not None:
                 await _compute(session, report, catalog, through, model, concurrency, times)
-    await asyncio.to_thread(_ask_agent, session, report, times[0])
+    with session.meter("prefetch" if mode == "prefetch" else "look", len(report.prompts)) as meter:
+        await in_daemon(_ask_agent, session, report, times[0], meter)
     return report
 
 
@@ -136,7 +142,7 @@ def _model_folder(spec: NamespaceSpec) -> str | None:
 
 
 def _read(
-    session: Session, files: Sequence[str], form: Format, tokenizer: str | None, spec: NamespaceSpec
+    session: Session, files: Sequence[str], form: Format, tokenizer: str | None, spec: NamespaceSpec, meter: Meter
 ) -> tuple[list[Chained], list[tuple[str, str]]]:
     """What can be read, and what cannot and why. Raises ConfigError for a file or a tokenizer that cannot be opened."""
     from s3kv.errors import S3kvError
@@ -148,18 +154,17 @@ def _read(
     chains: list[Chained] = []
     errors: list[tuple[str, str]] = []
     adapters = session.settings.identity.adapters
-    with session.meter("tokenize") as meter:
-        for name in files:
-            with _lines(name) as lines:
-                for prompt in read_prompts(name, lines, form):
-                    meter.advance()
-                    if isinstance(prompt, BadPrompt):
-                        errors.append((prompt.source, prompt.reason))
-                        continue
-                    try:
-                        chains.append(chained(prompt, tokens_of(prompt, loaded), spec, adapters))
-                    except (S3kvError, ValueError) as error:
-                        errors.append((prompt.source, str(error)))
+    for name in files:
+        with _lines(name) as lines:
+            for prompt in read_prompts(name, lines, form):
+                meter.advance()
+                if isinstance(prompt, BadPrompt):
+                    errors.append((prompt.source, prompt.reason))
+                    continue
+                try:
+                    chains.append(chained(prompt, tokens_of(prompt, loaded), spec, adapters))
+                except (S3kvError, ValueError) as error:
+                    errors.append((prompt.source, str(error)))
     return chains, errors
 
 
@@ -215,7 +220,7 @@ async def _compute(
     report.stored = stored_blocks(catalog, report.prompts)
 
 
-def _ask_agent(session: Session, report: Report, timeout_s: float) -> None:
+def _ask_agent(session: Session, report: Report, timeout_s: float, meter: Meter) -> None:
     """What host memory holds, brought there first with --prefetch. Without an agent it is not known."""
     from s3kv.client.control import Control
     from s3kv.errors import AgentUnavailable
@@ -227,7 +232,7 @@ def _ask_agent(session: Session, report: Report, timeout_s: float) -> None:
         if report.mode == "prefetch":
             raise
         return
-    with control, session.meter("prefetch" if report.mode == "prefetch" else "look", len(report.prompts)) as meter:
+    with control:
         for item in _by_length(report):
             try:
                 report.resident[item] = _one(control, report, item, timeout_s)

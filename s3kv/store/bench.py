@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from s3kv.errors import PermissionDenied
 from s3kv.store.base import Store
+from s3kv.store.scratch import remove_scratch
 
 MIB = 1 << 20
 _FIRST_BYTE_READ = 1024
@@ -59,8 +60,10 @@ async def measure_store(
         began = clock()
         await _all(keys, concurrency, lambda key: _get(store, key, len(body), progress))
         get_s = clock() - began
-    finally:
-        left = await _remove(store, keys)
+    except BaseException:
+        await remove_scratch(store, keys)
+        raise
+    left = await _remove(store, keys)
     total = objects * len(body)
     return Rates(
         objects, len(body), concurrency, total / max(put_s, 1e-9), total / max(get_s, 1e-9), tuple(first), left

@@ -25,6 +25,7 @@ from s3kv.errors import (
 from s3kv.settings import StoreSettings
 from s3kv.store.base import Store
 from s3kv.store.failures import describe_failure, named
+from s3kv.store.scratch import remove_scratch
 
 Grade = Literal["ok", "warn", "fail", "skip"]
 SKEW_WARN_S, SKEW_FAIL_S = 30.0, 600.0
@@ -58,6 +59,7 @@ class Probe:
         self._store = store
         self._settings = settings
         self._key = prefix + "object"
+        self._keys = [self._key, self._key + "-bulk", self._key + "-once"]
         self._prefix = prefix
         self._clock = clock
         self._wall_clock = wall_clock
@@ -77,8 +79,7 @@ class Probe:
                 await self._try("throughput", self._throughput)
                 await self._try("delete", self._delete)
         finally:
-            with suppress(StoreError):
-                await self._store.delete([self._key, self._key + "-bulk", self._key + "-once"])
+            await remove_scratch(self._store, self._keys)
         return self.checks
 
     async def _try(self, name: str, work: Callable[[], Awaitable[Check]]) -> bool:
@@ -183,7 +184,7 @@ class Probe:
 
     async def _delete(self) -> Check:
         try:
-            failures = await self._store.delete([self._key, self._key + "-bulk", self._key + "-once"])
+            failures = await self._store.delete(self._keys)
             if failures:
                 raise failures[0].error
         except PermissionDenied:

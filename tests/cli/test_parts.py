@@ -52,6 +52,17 @@ def test_a_bar_appears_after_a_second_on_a_terminal_only(terminal: bool, seconds
     assert meter.done == 4 and ("work" in out.getvalue()) is shown
 
 
+def test_a_thread_that_goes_on_after_an_interruption_shows_no_bar() -> None:
+    out = io.StringIO()
+    now = [0.0]
+    console = Console(file=out, force_terminal=True, width=80)
+    with running_meter(console, "work", 10, size=False, visible=True, clock=lambda: now[0]) as meter:
+        meter.advance()
+    now[0] = 2.0
+    meter.advance()
+    assert meter.done == 2 and not out.getvalue()
+
+
 def test_the_smallest_limit_of_memory_counts() -> None:
     files = {"/proc/meminfo": "MemTotal: 2000 kB\nMemAvailable: 1500 kB\n", "/sys/fs/cgroup/memory.max": "1048576\n"}
 
