@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import importlib.util
 import io
@@ -13,7 +14,7 @@ from typing import Any
 import typer
 
 from .common import COMMON, Config, Endpoint, Json, Profile, Region, Set, StoreUrl, refuse_empty
-from .session import WRONG_USE
+from .session import FINDING, WRONG_USE, complain, discard_output, error_boundary, is_wrong_use
 
 app = typer.Typer(
     name="s3kv",
@@ -72,14 +73,45 @@ _register()
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line; returns the exit code. The console script's entry point."""
     _prepare_streams()
+    code = 0
     try:
-        app(args=list(argv) if argv is not None else None, prog_name="s3kv")
+        with error_boundary():
+            code = _run(argv)
+    except typer.Exit as stop:
+        code = stop.exit_code
+    return _flushed(code)
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    """Raises BrokenPipeError when nobody reads the output any more."""
+    try:
+        code = app(args=list(argv) if argv is not None else None, prog_name="s3kv", standalone_mode=False)
+    except typer.Abort:
+        return FINDING
     except SystemExit as stop:
-        if isinstance(stop.code, int) or stop.code is None:
-            return stop.code or 0
-        sys.stderr.write(f"s3kv: {stop.code}\n")
-        return WRONG_USE
-    return 0
+        if stop.code == 1:  # how typer and rich end when the reader has gone, and nothing else does here
+            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE)) from None
+        return stop.code if isinstance(stop.code, int) else 0
+    except Exception as error:
+        if not is_wrong_use(error):
+            raise
+        from typer.rich_utils import rich_format_error
+
+        rich_format_error(error)  # type: ignore[arg-type]
+        return getattr(error, "exit_code", WRONG_USE)
+    return code if isinstance(code, int) else 0
+
+
+def _flushed(code: int) -> int:
+    """The exit code once the output is out: Python's own flush, later, would complain in its own way or not at all."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        discard_output()
+        if error.errno != errno.EPIPE and code == 0:
+            complain(f"standard output: {error.strerror or error}")
+            return FINDING
+    return code
 
 
 def _prepare_streams() -> None:

@@ -169,18 +169,29 @@ def error_boundary() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        _complain("interrupted")
+        complain("interrupted")
         raise typer.Exit(INTERRUPTED) from None
     except OSError as error:
         if error.errno == errno.EPIPE:
-            # The reader of our output has gone: nothing is wrong, and Python must not complain at exit either.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            discard_output()  # its reader has gone: nothing is wrong
             raise typer.Exit(0) from None
         _fail(error)
     except Exception as error:
         if _is_control_flow(error):
             raise
         _fail(error)
+
+
+def discard_output() -> None:
+    """What is still to be written goes nowhere: Python must not try again, and complain, when it ends."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    with suppress(OSError, ValueError):  # no file at all
+        os.dup2(null, sys.stdout.fileno())
+    os.close(null)
+
+
+def is_wrong_use(error: Exception) -> bool:
+    return any(cls.__name__ == "ClickException" for cls in type(error).__mro__)
 
 
 def _is_control_flow(error: Exception) -> bool:
@@ -194,18 +205,19 @@ def _fail(error: Exception) -> None:
     from s3kv.errors import S3kvError
 
     if isinstance(error, S3kvError):
-        _complain(str(error))
+        complain(str(error))
     elif isinstance(error, OSError):
-        _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error))
+        complain(f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error))
     elif isinstance(error, ExceptionGroup):
         return _fail(error.exceptions[0])
     else:
-        _complain(f"internal error: {type(error).__name__}: {error} (set {TRACEBACK_VARIABLE}=1 for the traceback)")
+        complain(f"internal error: {type(error).__name__}: {error} (set {TRACEBACK_VARIABLE}=1 for the traceback)")
     raise typer.Exit(FINDING) from None
 
 
-def _complain(text: str) -> None:
-    sys.stderr.write("s3kv: " + " ".join(text.split()) + "\n")
+def complain(text: str) -> None:
+    with suppress(OSError):  # nobody listens: the exit code says it still
+        sys.stderr.write("s3kv: " + " ".join(text.split()) + "\n")
 
 
 def parse_overrides(pairs: Sequence[str]) -> dict[str, dict[str, Any]]:
