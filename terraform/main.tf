@@ -18,9 +18,11 @@ locals {
   account_id = one(data.aws_caller_identity.current[*].account_id)
 
   # Built from names: known at plan time, before anything exists.
-  bucket_arn  = "arn:${local.partition}:s3:::${var.bucket_name}"
-  key_prefix  = var.prefix == "" ? "" : "${var.prefix}/"
-  rule_suffix = var.prefix == "" ? "" : "-${replace(var.prefix, "/", "-")}"
+  bucket_arn = "arn:${local.partition}:s3:::${var.bucket_name}"
+  key_prefix = var.prefix == "" ? "" : "${var.prefix}/"
+  # As BucketSpec.rule_id in s3kv/store/bucket_spec.py: the digest tells a/b from a-b.
+  rule_digest = strcontains(var.prefix, "/") ? "-${substr(sha256(var.prefix), 0, 8)}" : ""
+  rule_suffix = var.prefix == "" ? "" : "-${replace(var.prefix, "/", "-")}${local.rule_digest}"
 
   kms_key_arn = var.encryption.create_kms_key ? one(aws_kms_key.this[*].arn) : var.encryption.kms_key_arn
 

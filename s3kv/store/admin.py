@@ -28,12 +28,14 @@ from s3kv.store.bucket_spec import (
     plain_rule,
     plain_statement,
     policy_statements,
+    with_current_id,
 )
 
 __all__ = ["UNSUPPORTED", "BucketSpec", "Finding", "check_bucket", "create_bucket", "desired_state", "read_state"]
 
 UNSUPPORTED = "not offered by this store"
 _BY_ENTRY = ("policy", "lifecycle", "tags")  # compared entry by entry, on the entries that are s3kv's
+_KEPT = ("ns/", "lease/", "format.json")  # at the root of a bucket others have folders beside these
 _ARCHIVES = {"GLACIER", "DEEP_ARCHIVE"}
 
 _T = TypeVar("_T")
@@ -204,15 +206,16 @@ def _remedy(name: str, found: Any) -> str:
 def _losses(spec: BucketSpec, client: Any) -> Iterator[Finding]:
     """Rules that archive s3kv's objects, and others' rules that delete them early: a cache that silently forgets."""
     ours = {rule["ID"] for rule in lifecycle_rules(spec)}
+    kept = [spec.key_prefix + name for name in _KEPT]
     rules = _read(spec, lambda: _rules(spec, client))
     for rule in [] if rules == UNSUPPORTED else rules:
         plain = plain_rule(rule)
-        reaches = plain["prefix"].startswith(spec.key_prefix) or spec.key_prefix.startswith(plain["prefix"])
+        reaches = any(plain["prefix"].startswith(each) or each.startswith(plain["prefix"]) for each in kept)
         if not plain["enabled"] or not reaches or plain["narrowed_by"]:
             continue
         archives = [each for each in rule.get("Transitions", []) if each.get("StorageClass") in _ARCHIVES]
         days = plain["expire_days"]
-        if archives or (rule.get("ID") not in ours and days is not None and days < spec.expiry_days):
+        if archives or (with_current_id(rule).get("ID") not in ours and days is not None and days < spec.expiry_days):
             yield Finding(
                 property=f"lifecycle.{rule.get('ID', '')}",
                 expected="no rule that archives s3kv's objects, or deletes them early",
@@ -321,7 +324,7 @@ def _write_policy(spec: BucketSpec, client: Any) -> None:
 
 
 def _write_lifecycle(spec: BucketSpec, client: Any) -> None:
-    before = _rules(spec, client)
+    before = [with_current_id(each) for each in _rules(spec, client)]
     ours = {each["ID"]: each for each in lifecycle_rules(spec)}
     for rule in before:  # the storage class is the owner's choice
         if rule.get("ID") in ours and rule.get("Transitions"):

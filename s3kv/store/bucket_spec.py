@@ -6,6 +6,7 @@ for the Terraform module. Why the lifecycle rules are what they are: `terraform/
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -19,6 +20,8 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _PREFIX = re.compile(r"([A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*)?")
 
 SCRATCH_EXPIRY_DAYS = 1
+_FOLDERS = {"abort-multipart": "", "expire-cache": "ns/", "expire-leases": "lease/", "expire-scratch": SCRATCH_PREFIX}
+"""What each lifecycle rule is for -> the part of the prefix that it applies to."""
 PUBLIC_ACCESS_BLOCK = {
     "BlockPublicAcls": True,
     "IgnorePublicAcls": True,
@@ -66,37 +69,46 @@ class BucketSpec:
 
     def rule_id(self, purpose: str) -> str:
         """Name of a lifecycle rule; two prefixes of one bucket have rules of different names."""
-        return f"s3kv-{purpose}" + (f"-{self.prefix.replace('/', '-')}" if self.prefix else "")
+        return _rule_id(purpose, self.prefix)
+
+
+def _rule_id(purpose: str, prefix: str) -> str:
+    """Rules may be named without slashes alone, so the digest tells `a/b` from `a-b`."""
+    digest = f"-{hashlib.sha256(prefix.encode()).hexdigest()[:8]}" if "/" in prefix else ""
+    return _rule_id_without_digest(purpose, prefix) + digest
+
+
+def _rule_id_without_digest(purpose: str, prefix: str) -> str:
+    return f"s3kv-{purpose}" + (f"-{prefix.replace('/', '-')}" if prefix else "")
+
+
+def with_current_id(rule: dict[str, Any]) -> dict[str, Any]:
+    """A rule from before digests under the name that it has now; any other as it is."""
+    where = plain_rule(rule)["prefix"]
+    for purpose, folder in _FOLDERS.items():
+        prefix = where.removesuffix(f"/{folder}")
+        if "/" in prefix and prefix != where and rule.get("ID") == _rule_id_without_digest(purpose, prefix):
+            return {**rule, "ID": _rule_id(purpose, prefix)}
+    return rule
 
 
 def lifecycle_rules(spec: BucketSpec) -> list[dict[str, Any]]:
     """The backstop: boto3's form of the four rules."""
+    actions = {
+        "abort-multipart": {"AbortIncompleteMultipartUpload": {"DaysAfterInitiation": spec.abort_multipart_days}},
+        "expire-cache": {"Expiration": {"Days": spec.expiry_days}},
+        "expire-leases": {"Expiration": {"Days": spec.lease_expiry_days}},
+        "expire-scratch": {"Expiration": {"Days": SCRATCH_EXPIRY_DAYS}},
+    }
     return [
-        _rule(
-            spec.rule_id("abort-multipart"),
-            {"Prefix": spec.key_prefix},
-            AbortIncompleteMultipartUpload={"DaysAfterInitiation": spec.abort_multipart_days},
-        ),
-        _rule(
-            spec.rule_id("expire-cache"),
-            {"Prefix": f"{spec.key_prefix}ns/"},
-            Expiration={"Days": spec.expiry_days},
-        ),
-        _rule(
-            spec.rule_id("expire-leases"),
-            {"Prefix": f"{spec.key_prefix}lease/"},
-            Expiration={"Days": spec.lease_expiry_days},
-        ),
-        _rule(
-            spec.rule_id("expire-scratch"),
-            {"Prefix": spec.key_prefix + SCRATCH_PREFIX},
-            Expiration={"Days": SCRATCH_EXPIRY_DAYS},
-        ),
+        {
+            "ID": spec.rule_id(purpose),
+            "Status": "Enabled",
+            "Filter": {"Prefix": spec.key_prefix + folder},
+            **actions[purpose],
+        }
+        for purpose, folder in _FOLDERS.items()
     ]
-
-
-def _rule(name: str, where: dict[str, Any], **actions: dict[str, int]) -> dict[str, Any]:
-    return {"ID": name, "Status": "Enabled", "Filter": where, **actions}
 
 
 def policy_statements(spec: BucketSpec, partition: str = "aws") -> list[dict[str, Any]]:

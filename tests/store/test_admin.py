@@ -113,6 +113,62 @@ def test_what_others_set_on_a_shared_bucket_is_kept(client: Any, spec: BucketSpe
     assert check_bucket(spec, client) == []
 
 
+def rules_of(client: Any, spec: BucketSpec) -> dict[str, Any]:
+    """Prefix -> rule, which is there once."""
+    rules = client.get_bucket_lifecycle_configuration(Bucket=spec.name)["Rules"]
+    by_prefix = {each["Filter"]["Prefix"]: each for each in rules}
+    assert len(by_prefix) == len(rules)
+    return by_prefix
+
+
+def test_prefixes_that_differ_by_a_slash_have_rules_of_their_own(client: Any, spec: BucketSpec) -> None:
+    specs = [replace(spec, prefix=prefix) for prefix in ("team/kv", "team-kv", "team-kv/x", "team/kv-x", "team/kv/x")]
+    for each in specs:
+        create_bucket(each, client)
+    assert len(rules_of(client, spec)) == 4 * len(specs)
+    for each in specs:
+        assert check_bucket(each, client) == []
+        assert create_bucket(each, client) == []
+    assert specs[1].rule_id("expire-cache") == "s3kv-expire-cache-team-kv", "as it always was"
+
+
+def with_older_names(spec: BucketSpec) -> list[dict[str, Any]]:
+    digest = spec.rule_id("expire-cache")[-9:]
+    return [{**each, "ID": each["ID"].removesuffix(digest)} for each in lifecycle_rules(spec)]
+
+
+@pytest.mark.parametrize("prefix", ["team/kv", "team-kv"])
+def test_rules_with_names_from_before_digests_are_renamed_and_not_doubled(
+    client: Any, spec: BucketSpec, prefix: str
+) -> None:
+    older = replace(spec, prefix="team/kv", expiry_days=30)
+    client.create_bucket(Bucket=spec.name)
+    rules = with_older_names(older)
+    assert rules[1]["ID"] == "s3kv-expire-cache-team-kv"
+    rules[1]["Transitions"] = [{"Days": 10, "StorageClass": "INTELLIGENT_TIERING"}]
+    client.put_bucket_lifecycle_configuration(Bucket=spec.name, LifecycleConfiguration={"Rules": rules})
+
+    assert "lifecycle" in create_bucket(replace(older, prefix=prefix), client)
+
+    found = rules_of(client, spec)
+    assert len(found) == (4 if prefix == "team/kv" else 8)
+    assert found["team/kv/ns/"]["ID"] == older.rule_id("expire-cache")
+    assert found["team/kv/ns/"]["Expiration"]["Days"] == 30
+    assert found["team/kv/ns/"]["Transitions"] == rules[1]["Transitions"]
+    assert check_bucket(older, client, exact=False) == []
+
+
+def test_at_the_root_of_a_bucket_only_rules_for_what_s3kv_keeps_are_found(client: Any, spec: BucketSpec) -> None:
+    root = replace(spec, prefix="")
+    create_bucket(root, client)
+    rules = client.get_bucket_lifecycle_configuration(Bucket=spec.name)["Rules"]
+    for prefix in ("logs/", "nsx/", "ns/abc", "lease/x/", "form", ""):
+        rule = {"ID": "theirs", "Status": "Enabled", "Filter": {"Prefix": prefix}, "Expiration": {"Days": 3}}
+        client.put_bucket_lifecycle_configuration(Bucket=spec.name, LifecycleConfiguration={"Rules": [*rules, rule]})
+        found = names_of(check_bucket(root, client))
+        assert found == ([] if prefix in ("logs/", "nsx/") else ["lifecycle.theirs"])
+
+
 def test_a_transition_is_the_owners_choice_and_survives(client: Any, spec: BucketSpec) -> None:
     create_bucket(spec, client)
     rules = lifecycle_rules(replace(spec, expiry_days=60))
