@@ -99,7 +99,9 @@ def gc(
     grace: Annotated[
         str | None, typer.Option(help="Between forgetting and deleting; default: collect.grace_s.", metavar="TIME")
     ] = None,
-    every: Annotated[str | None, typer.Option(help="Go on, once in so long (needs --yes).", metavar="TIME")] = None,
+    every: Annotated[
+        str | None, typer.Option(help="Go on, once in so long (needs --yes); --json: a line a round.", metavar="TIME")
+    ] = None,
 ) -> None:
     """Collects what is not worth keeping: plans from the catalog, shows the plan, asks, and deletes in two phases.
 
@@ -111,6 +113,7 @@ def gc(
         raise typer.Exit(session.run(_round(session, options)))
     if not (yes or dry_run):
         raise typer.BadParameter("add --yes: nobody is there to answer", param_hint="--every")
+    session.repeats = True
     session.run(_for_ever(session, options, _duration(every, "--every")))
 
 

@@ -42,6 +42,8 @@ class Session:
     config: Path | None = None
     overrides: dict[str, dict[str, Any]] = field(default_factory=dict)
     json: bool = False
+    repeats: bool = False
+    """Results follow one another: each is out at once and, as JSON, a line of its own."""
 
     @cached_property
     def settings(self) -> Settings:
@@ -73,7 +75,9 @@ class Session:
     def print_json(self, data: Any) -> None:
         import json
 
-        sys.stdout.write(json.dumps(data, indent=2, default=_plain) + "\n")
+        sys.stdout.write(json.dumps(data, indent=None if self.repeats else 2, default=_plain) + "\n")
+        if self.repeats:
+            sys.stdout.flush()
 
     def say(self, text: str) -> None:
         """Something for the person at the terminal that is no result: to stderr, never into a pipe's data."""

@@ -20,7 +20,12 @@ if TYPE_CHECKING:
 def top(
     session: Session,
     interval: Annotated[str, typer.Option(help="Between two looks.", metavar="TIME")] = "2s",
-    count: Annotated[int | None, typer.Option(min=1, help="End after so many; default: at Ctrl-C.")] = None,
+    count: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="End after so many looks; default: at Ctrl-C, in a pipe after one. --json: a line a look."
+        ),
+    ] = None,
 ) -> None:
     """Hit rates, bytes a second each way, queues, how full the tier is, and the slowest calls; Ctrl-C ends it."""
     from s3kv.client.control import Control
@@ -48,6 +53,7 @@ def _stream(session: Session, control: Control, seconds: float, count: int) -> N
     """Without a terminal: one view after another."""
     from s3kv.client.sample import between
 
+    session.repeats = count > 1
     before = _sample(control)
     for _ in range(count):
         time.sleep(seconds)  # noqa: TID251 - a person's clock

@@ -35,7 +35,8 @@ HEAD = """# The commands
 Every command has `--help`, `--json`, and the common options (`--config`, `--store`, `--region`, `--endpoint`,
 `--profile`, `--set section.name=value`), before or after its name. Exit codes: 0 done, 1 a finding or a failure, 2
 wrong use, 130 interrupted. Failures are one line on standard error that names the setting to change. Progress bars
-appear after a second, on a terminal only. `s3kv --install-completion` sets up completion for your shell.
+appear after a second, on a terminal only. With `--json`, commands that repeat (`top --count`, `gc --every`) write one
+document a line, each as soon as it is known. `s3kv --install-completion` sets up completion for your shell.
 
 This page is written by `python docs/make_cli.py`, which runs the commands; CI checks that it is current. The settings
 file of the session below, named in `S3KV_CONFIG`, is:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -42,6 +43,8 @@ def test_status_top_forget_drain(agent: RunningAgent, cli: Cli) -> None:
         view = cli("top", "--interval", "0.05", "--json").ok().json
         assert view["status"]["store"] == status["store"]
         assert "Calls to the store" in cli("top", "--interval", "0.05").ok().out
+        looks = cli("top", "--interval", "0.05", "--count", "3", "--json").ok().out.splitlines()
+        assert [json.loads(look)["status"]["store"] for look in looks] == [status["store"]] * 3
         assert cli("agent", "forget", "--json").ok().json == {"blocks": 0}
         assert cli("agent", "forget", "-n", "absent").code == 2
         assert cli("agent", "drain", "--wait", "5s", "--json").ok().json["unsaved_blocks"] == 0

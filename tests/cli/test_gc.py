@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import time
+from contextlib import redirect_stdout
 
 import pytest
+from s3kv_cli.main import main
 from support.bucket_fill import DAY_S
 from support.command import Cli
 from support.places import SPEC, Filled, Place, fill
@@ -220,3 +224,29 @@ def test_every_goes_on_after_a_failure_and_ends_by_a_signal(filled: Filled, monk
     assert ran.code == 130 and "the store is away" in ran.err
     assert filled.old.chunk_id not in chunk_ids(filled.place)
     assert filled.cli("gc", "--every", "1h", "--max-idle", "1d").code == 2
+
+
+def test_rounds_are_a_line_of_json_each_as_soon_as_it_is_known(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+    from s3kv_cli import gc
+
+    rounds: list[int] = []
+    original = gc._round
+
+    async def scripted(session: object, options: gc.Options) -> int:
+        if rounds:
+            reads.append(os.read(reading, 1 << 16))  # what this process has written by now, as its reader sees it
+        rounds.append(1)
+        if len(rounds) == 3:
+            signal.raise_signal(signal.SIGTERM)
+        return await original(session, options)  # type: ignore[arg-type]
+
+    reads: list[bytes] = []
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    monkeypatch.setattr(gc, "_round", scripted)
+    with open(writing, "w") as out, redirect_stdout(out):  # noqa: PTH123 - a descriptor
+        code = main([*filled.cli.common, "gc", "--max-idle", "30d", "--every", "0.01s", "--yes", *NOW_GRACE, "--json"])
+    os.close(reading)
+    assert code == 130 and [line.count(b"\n") for line in reads] == [1, 1]
+    first, second = map(json.loads, reads)
+    assert first["deleted"]["chunks"] == 1 and second["plan"] == []
