@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from .common import command, group
+from .common import WEEK_S, command, group, read_duration
 from .session import FINDING, Session
 
 if TYPE_CHECKING:
@@ -101,14 +101,7 @@ def stop(session: Session, wait: Wait = None) -> None:
 
 
 def _deadline(session: Session, wait: str | None) -> float:
-    from .text import parse_duration
-
-    if wait is None:
-        return session.settings.agent.drain_s
-    try:
-        return parse_duration(wait)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--wait") from error
+    return session.settings.agent.drain_s if wait is None else read_duration(wait, "--wait", at_most_s=WEEK_S)
 
 
 def _tell_drained(session: Session, drained: tuple[int, int]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .common import command, group
+from .common import check_finite, command, group, read_size
 from .opening import opened_store
 from .session import Session
 
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from s3kv.store.bench import Rates
 
 app = group("Measuring.")
+
+_MOST_BYTES = 1 << 30
+"""Each get has a buffer of its own; chunks are far smaller."""
+_BLOCK_BYTES = 1 << 20
 
 
 def register(root: typer.Typer) -> None:
@@ -34,14 +38,13 @@ def store(
     ratio: Annotated[float, typer.Option(min=1.0, help="How much the codec shrinks them.")] = 1.3,
 ) -> None:
     """Puts and gets objects as s3kv would, under a scratch prefix, and says from which prompt length loading pays."""
-    from s3kv.store.bench import break_even
+    from s3kv.store.bench import FIRST_BYTE_READ, break_even
 
-    from .text import number, parse_size, size, table
+    from .text import number, size, table
 
-    try:
-        each = parse_size(object_size)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--size") from error
+    each = read_size(object_size, "--size", at_least=FIRST_BYTE_READ, at_most=_MOST_BYTES)
+    check_finite(prefill, "--prefill")
+    check_finite(ratio, "--ratio")
     at_once = concurrency or session.settings.fetch.concurrency
     rates = session.run(_measure(session, objects, each, at_once))
     even = break_even(rates, bytes_per_token=kv_bytes, prefill_tokens_s=prefill, ratio=ratio)
@@ -81,7 +84,8 @@ async def _measure(session: Session, objects: int, each: int, concurrency: int) 
     from s3kv.store.bench import measure_store
     from s3kv.store.keys import SCRATCH_PREFIX
 
-    body = random.Random(0).randbytes(each)
+    block = random.Random(0).randbytes(min(each, _BLOCK_BYTES))
+    body = (block * -(-each // len(block)))[:each]
     async with opened_store(session.settings) as opened:
         with session.meter("put and get", 2 * objects * each, size=True) as meter:
             return await measure_store(

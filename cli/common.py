@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
@@ -106,6 +107,43 @@ def _describe(wrapper: Any, function: Command) -> None:
     wrapper.__signature__ = inspect.Signature(parameters)
     wrapper.__annotations__ = {each.name: each.annotation for each in parameters}
     del wrapper.__wrapped__  # inspect would follow it past the signature above
+
+
+WEEK_S, CENTURY_S = 7 * 86400.0, 36525 * 86400.0
+
+
+def read_duration(text: str, option: str, *, at_most_s: float = CENTURY_S, zero: bool = True) -> float:
+    """The seconds that `option` names. Raises typer.BadParameter; no number that a clock or socket cannot take."""
+    from .text import duration, parse_duration
+
+    try:
+        seconds = parse_duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from error
+    if seconds > at_most_s:
+        raise typer.BadParameter(f"{text!r} is more than {duration(at_most_s)}", param_hint=option)
+    if not (seconds or zero):
+        raise typer.BadParameter("must be more than 0", param_hint=option)
+    return seconds
+
+
+def read_size(text: str, option: str, *, at_least: int = 0, at_most: int = 1 << 60) -> int:
+    """The bytes that `option` names. Raises typer.BadParameter."""
+    from .text import parse_size, size
+
+    try:
+        count = parse_size(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from error
+    if not at_least <= count <= at_most:
+        raise typer.BadParameter(f"{text!r} is not {size(at_least)} to {size(at_most)}", param_hint=option)
+    return count
+
+
+def check_finite(value: float, option: str) -> None:
+    """Limits do not catch nan, which is neither below nor above them. Raises typer.BadParameter."""
+    if not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no number to reckon with", param_hint=option)
 
 
 def group(name_help: str) -> typer.Typer:

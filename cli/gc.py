@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .common import command
+from .common import command, read_duration, read_size
 from .opening import Namespace, opened_bucket
 from .session import FINDING, WRONG_USE, Session
 
@@ -114,7 +114,7 @@ def gc(
     if not (yes or dry_run):
         raise typer.BadParameter("add --yes: nobody is there to answer", param_hint="--every")
     session.repeats = True
-    session.run(_for_ever(session, options, _duration(every, "--every")))
+    session.run(_for_ever(session, options, read_duration(every, "--every")))
 
 
 def _options(
@@ -136,8 +136,8 @@ def _options(
         "grace": "collect.grace_s" if grace is None else "--grace",
     }
     options = Options(
-        max_bytes=collect.max_bytes if max_bytes is None else _size(max_bytes),
-        max_idle_s=collect.max_idle_s if max_idle is None else _duration(max_idle, "--max-idle"),
+        max_bytes=collect.max_bytes if max_bytes is None else read_size(max_bytes, "--max-bytes"),
+        max_idle_s=collect.max_idle_s if max_idle is None else read_duration(max_idle, "--max-idle"),
         origins=origins,
         namespace=namespace,
         orphans=orphans,
@@ -145,7 +145,7 @@ def _options(
         compact=compact,
         dry_run=dry_run,
         yes=yes,
-        grace_s=collect.grace_s if grace is None else _duration(grace, "--grace"),
+        grace_s=collect.grace_s if grace is None else read_duration(grace, "--grace"),
     )
     if options.max_bytes is None and options.max_idle_s is None and not (orphans or options.superseded):
         session.say(
@@ -154,24 +154,6 @@ def _options(
         )
         raise typer.Exit(WRONG_USE)
     return options
-
-
-def _size(text: str) -> int:
-    from .text import parse_size
-
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--max-bytes") from error
-
-
-def _duration(text: str, option: str) -> float:
-    from .text import parse_duration
-
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint=option) from error
 
 
 async def _for_ever(session: Session, options: Options, every_s: float) -> None:

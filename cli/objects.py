@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .common import command
+from .common import check_finite, command
 from .opening import Namespace, opened_bucket, opened_store
 from .session import FINDING, Session
 
@@ -167,6 +167,7 @@ def verify(
     """Reads chunks back and checks identity, lengths and checksums. Exit code 1 when something is bad."""
     from .text import size, table
 
+    check_finite(sample, "--sample")
     summary = session.run(_verify(session, namespace, sample, seed, repair, concurrency, state))
     bad = [("bad", v.chunk_id.hex(), v.detail) for v in summary.bad]
     bad += [("unreadable", v.chunk_id.hex(), v.detail) for v in summary.unreadable]

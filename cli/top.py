@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .common import read_duration
 from .session import Session
 
 if TYPE_CHECKING:
@@ -30,12 +31,7 @@ def top(
     """Hit rates, bytes a second each way, queues, how full the tier is, and the slowest calls; Ctrl-C ends it."""
     from s3kv.client.control import Control
 
-    from .text import parse_duration
-
-    try:
-        seconds = max(0.05, parse_duration(interval))
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--interval") from error
+    seconds = max(0.05, read_duration(interval, "--interval"))
     with Control.open(session.settings.agent) as control:
         if session.json or not session.out.is_terminal:
             _stream(session, control, seconds, count or 1)

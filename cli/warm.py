@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from .common import command
+from .common import WEEK_S, command, read_duration
 from .opening import Namespace, opened_bucket
 from .session import FINDING, Session
 from .waiting import in_daemon
@@ -83,22 +83,13 @@ def warm(
     if form not in ("auto", "text", "jsonl"):
         raise typer.BadParameter(f"{form!r} is none of auto, text, jsonl", param_hint="--format")
     mode = "through" if through is not None else "prefetch" if prefetch else "check"
-    times = (_seconds(timeout, "--timeout"), _seconds(wait, "--wait"))
+    times = (read_duration(timeout, "--timeout", at_most_s=WEEK_S, zero=False), read_duration(wait, "--wait"))
     report = session.run(
         _warm(session, mode, prompts, namespace, tokenizer, form, through, model, concurrency, times)  # type: ignore[arg-type]
     )
     _tell(session, report)
     if report.errors or report.waiting:
         raise typer.Exit(FINDING)
-
-
-def _seconds(text: str, option: str) -> float:
-    from .text import parse_duration
-
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint=option) from error
 
 
 async def _warm(

@@ -111,6 +111,8 @@ def read_prompts(path: Path) -> list[Prompt]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise ConfigError(f"prompts {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"prompts {path} are not UTF-8") from error
     prompts = []
     for number, line in enumerate(lines, 1):
         if not line.strip():

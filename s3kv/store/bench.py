@@ -12,7 +12,7 @@ from s3kv.store.base import Store
 from s3kv.store.scratch import remove_scratch
 
 MIB = 1 << 20
-_FIRST_BYTE_READ = 1024
+FIRST_BYTE_READ = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ async def _get(store: Store, key: str, size: int, progress: Callable[[int], None
 
 async def _timed(store: Store, key: str, clock: Callable[[], float]) -> float:
     began = clock()
-    await store.get_into(key, memoryview(bytearray(_FIRST_BYTE_READ)))
+    await store.get_into(key, memoryview(bytearray(FIRST_BYTE_READ)))
     return clock() - began
 
 
