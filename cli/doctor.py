@@ -104,12 +104,12 @@ def _agent_check(settings: Settings) -> Check:
     from s3kv.errors import AgentUnavailable
     from s3kv.store.probe import Check
 
-    if not settings.agent.socket.exists():
-        remedy = "none needed before an engine runs: it starts one, or run s3kv agent run"
-        return Check("agent", "warn", f"none at {settings.agent.socket}", remedy)
     try:
         connection = Connection.open(settings.agent.socket, "cli", timeout_s=2.0)
     except AgentUnavailable as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            remedy = "none needed before an engine runs: it starts one, or run s3kv agent run"
+            return Check("agent", "warn", f"none at {settings.agent.socket}", remedy)
         return Check("agent", "fail", str(error), f"see {settings.agent.socket.with_suffix('.log')}, or s3kv agent run")
     connection.close()
     return Check("agent", "ok", f"version {connection.version} answers at {settings.agent.socket}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,6 +47,7 @@ def serve(
         from s3kv.sim.serve import EngineThread, SimServer
     except ImportError as error:
         raise ConfigError(f"the simulated engine needs {error.name}: pip install s3kv-cache[sim]") from error
+    _check_free(host, port)
     config = SimConfig(kv_dtype="bfloat16", num_pages=pages, tokens_per_block=block_tokens)
     with _for_the_connector(session.settings), _sigterm_as_interrupt():
         engine = EngineThread(config, ConnectorConfig(**CONNECTOR) if connector else None)
@@ -56,6 +58,18 @@ def serve(
             server.serve_forever()
         finally:
             engine.close()
+
+
+def _check_free(host: str, port: int) -> None:
+    """Before an engine starts an agent, which would stay, and describes its namespace in the store.
+
+    Raises typer.BadParameter. Whoever takes the address in the seconds until the server listens makes that fail.
+    """
+    try:
+        socket.create_server((host, port)).close()
+    except (OSError, UnicodeError) as error:  # a name that no host can have is a UnicodeError
+        reason = getattr(error, "strerror", None) or str(error)
+        raise typer.BadParameter(f"cannot listen at {host}:{port}: {reason}", param_hint="--host, --port") from error
 
 
 @contextmanager

@@ -23,7 +23,7 @@ import yaml
 from s3kv.client.connection import Connection
 from s3kv.client.launch import connect_or_start
 from s3kv.client.protocol import Drain, Drained, Report, Status, Stop
-from s3kv.errors import ConfigError, S3kvError
+from s3kv.errors import AgentUnavailable, ConfigError, S3kvError
 from s3kv.settings import CONFIG_VARIABLE, Settings
 from s3kv.store.opening import open_store
 
@@ -170,7 +170,7 @@ class Demo:
         write_settings(settings, config)
         environment = {CONFIG_VARIABLE: str(config)}
         with _environment(environment):
-            connection = connect_or_start(settings.agent, "cli", start=True, timeout_s=STATUS_S)
+            connection = _agent(settings)
         try:
             results = self._engine(prompts, CONNECTOR, environment)
             self._progress("flushing")
@@ -314,6 +314,18 @@ class _environment:
                 os.environ[name] = value
 
 
+def _agent(settings: Settings) -> Connection:
+    """Raises S3kvError that quotes what an agent that ended said: its log goes with the demonstration's folder."""
+    try:
+        return connect_or_start(settings.agent, "cli", start=True, timeout_s=STATUS_S)
+    except AgentUnavailable as error:
+        log = settings.agent.socket.with_suffix(".log")
+        said = log.read_text(errors="replace").strip().splitlines() if log.is_file() else []
+        raise S3kvError(
+            f"the agent did not start: {said[-1].removeprefix('s3kv: ')}" if said else str(error)
+        ) from error
+
+
 def _end_agent(connection: Connection) -> None:
     """Ask it to stop and wait until its socket is closed, which is when it has ended."""
     try:
@@ -333,4 +345,5 @@ def run_demo(settings: Settings, prompts_path: Path, progress: Progress) -> Demo
         if "url" not in settings.store.model_fields_set:
             store = settings.store.model_copy(update={"url": f"file://{folder / 'store'}"})
             settings = settings.model_copy(update={"store": store})
+        count_objects(settings, [])  # opens the store: a folder that cannot be had need not wait for the engine
         return Demo(settings, prompts, folder, progress).run()
