@@ -371,17 +371,18 @@ async def _collect(settings: Settings, how: str, plan: FaultPlan, death: Death |
 async def _remove(settings: Settings, opened: Any, *, merge: bool, name: str) -> None:
     """Half of what is stored goes; or small chunks are merged, and what the next catalog shows superseded goes."""
     from s3kv.gc.execute import Pace, execute
-    from s3kv.gc.lease import held
+    from s3kv.gc.lease import Heartbeat, held
     from s3kv.gc.plan import Policy
 
+    collect = settings.collect
     stored = sum(entry.added.size for catalog in opened.catalogs.values() for entry in catalog.iter_chunks())
     policy = Policy(time.time(), None if merge else stored // 2, None, merge)
     plan = opened.plan(policy, [])
-    if merge:
-        await opened.merge(opened.merges(plan), lambda count: None)
-        plan = opened.plan(policy, [])
-    collect = settings.collect
     pace = Pace(collect.grace_s, collect.lease_s, time.monotonic, time.time, asyncio.sleep)
     holder = f"chaos {os.getpid()}"
     async with held(opened.store, name, holder, lease_s=collect.lease_s, sleep=asyncio.sleep) as lease:
+        if merge:
+            beat = Heartbeat(lease, collect.lease_s, time.monotonic)
+            await opened.merge(opened.merges(plan), lambda count: None, beat)
+            plan = opened.plan(policy, [])
         await execute(plan, opened.places, opened.store, lease, pace)
