@@ -18,6 +18,7 @@ from s3kv.store.keys import Location
 
 DEFAULT_REGION = "us-east-1"
 USER_AGENT = "s3kv"
+_IGNORE = "ignore_configured_endpoint_urls"
 
 log = logging.getLogger(__name__)
 
@@ -80,17 +81,30 @@ def _endpoint(settings: StoreSettings) -> str | None:
 
 def _configured_endpoints(profile: str | None) -> Iterator[tuple[str, str]]:
     """Where it stands and the URL; the first one counts."""
-    session = aws_session(profile)
-    if str(session.get_config_variable("ignore_configured_endpoint_urls")).lower() == "true":
+    session = aws_session(profile) if _has_profiles(profile) else None  # botocore takes long to import
+    ignored = session.get_config_variable(_IGNORE) if session else os.environ.get(f"AWS_{_IGNORE}".upper())
+    if str(ignored).lower() == "true":
         return
     for variable in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
         if value := os.environ.get(variable):
             yield variable, value
+    if session is None:
+        return
     chosen = session.get_scoped_config()
     services = session.full_config.get("services", {}).get(chosen.get("services"), {})
     for section in (services.get("s3", {}), chosen):
         if value := section.get("endpoint_url"):
             yield "endpoint_url of the AWS profile", value
+
+
+def _has_profiles(profile: str | None) -> bool:
+    """Whether AWS's configuration files say anything, or should."""
+    files = ("AWS_CONFIG_FILE", "~/.aws/config"), ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials")
+    named_one = profile or os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE")
+    try:
+        return bool(named_one) or any(Path(os.environ.get(name, usual)).expanduser().exists() for name, usual in files)
+    except (OSError, RuntimeError):  # a folder that is closed to us, no home: botocore decides
+        return True
 
 
 def _path_style(settings: StoreSettings, location: Location, endpoint: str | None) -> bool:

@@ -201,6 +201,16 @@ def test_a_variable_comes_before_the_profile_which_may_forbid_both(
     assert endpoint("ignoring") is None
 
 
+def test_variables_can_be_ignored_where_there_are_no_profiles(
+    moto_place: S3Place, clean_environment: pytest.MonkeyPatch
+) -> None:
+    settings = moto_place.settings(endpoint=None)
+    clean_environment.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:2")
+    assert s3_config(settings, parse_url(settings.url)).endpoint == "http://127.0.0.1:2"
+    clean_environment.setenv("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "true")
+    assert s3_config(settings, parse_url(settings.url)).endpoint is None
+
+
 def test_a_profile_that_cannot_be_read_is_named(
     moto_place: S3Place, profiles: Path, clean_environment: pytest.MonkeyPatch
 ) -> None:
