@@ -66,7 +66,9 @@ def _check_free(host: str, port: int) -> None:
     Raises typer.BadParameter. Whoever takes the address in the seconds until the server listens makes that fail.
     """
     try:
-        socket.create_server((host, port)).close()
+        with socket.socket() as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server will
+            tried.bind((host, port))
     except (OSError, UnicodeError) as error:  # a name that no host can have is a UnicodeError
         reason = getattr(error, "strerror", None) or str(error)
         raise typer.BadParameter(f"cannot listen at {host}:{port}: {reason}", param_hint="--host, --port") from error
