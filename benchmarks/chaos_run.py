@@ -24,7 +24,7 @@ from benchmarks.chaos_member import Member, Outcome
 from benchmarks.chaos_storm import Storm
 from s3kv.client.connection import Connection
 from s3kv.client.protocol import Done, Drain, Drained, Forget
-from s3kv.errors import S3kvError
+from s3kv.errors import AgentUnavailable, S3kvError
 from s3kv.sim.config import SimConfig
 
 QUIET_S = 12.0
@@ -115,15 +115,21 @@ class ChaosRun(Storm):
     def _flush(self, when: str, *allowed: str) -> None:
         """Drain every agent, wait until nothing is held any more, empty the tiers, let catalogs catch up."""
         for node in range(self.plan.agents):
-            with self._talking(node) as talk:
-                drained = talk.call(Drain(talk.next_id(), 10.0), Drained, timeout_s=20.0)
-                self.outcome.notes[f"blocks not stored {when.partition(' round')[0]}"] += drained.unsaved_blocks
+            drained = self._drained(node)
+            self.outcome.notes[f"blocks not stored {when.partition(' round')[0]}"] += drained.unsaved_blocks
             self._wait_quiet(node, when, *allowed)
             with self._talking(node) as talk:
                 talk.call(Forget(talk.next_id(), ""), Done, timeout_s=10.0)
         for node in range(self.plan.agents):
             seen = self.report(node)["gauges"].get("polls", 0)
             self.turn(QUIET_S, lambda node=node, seen=seen: self._polled(node, seen))  # type: ignore[misc]
+
+    def _drained(self, node: int) -> Drained:
+        for _ in range(20):  # it may just be ending, and another one be started
+            with suppress(AgentUnavailable), self._talking(node) as talk:
+                return talk.call(Drain(talk.next_id(), 10.0), Drained, timeout_s=20.0)
+            self.turn(0.05)
+        raise RuntimeError(f"agent {node} does not drain")
 
     def _polled(self, node: int, seen: int) -> bool:
         polls = self.report(node)["gauges"].get("polls")
