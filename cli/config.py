@@ -15,6 +15,9 @@ from .session import FINDING, Session
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
+    from s3kv.settings import StoreSettings
+    from s3kv.store.keys import Location
+
 app = group("The settings in force, their sources, and a file to start from.")
 
 CONNECTOR = {
@@ -111,15 +114,27 @@ def _findings(session: Session) -> Any:
         yield "store.ca_bundle", f"{store.ca_bundle} is no file"
     if not store.tls_verify:
         yield "store.tls_verify", "any certificate is accepted: name the CA in store.ca_bundle instead"
-    if (store.access_key_id is None) != (store.secret_access_key is None):
-        yield "store.access_key_id", "set it and store.secret_access_key together, or neither"
     if location.scheme == "memory":
         yield "store.url", "memory:// is forgotten when the process ends"
     if location.scheme == "s3" and store.region is None and store.endpoint is None:
         yield "store.region", "unset: the AWS chain decides; set it so that every node agrees"
+    if location.scheme == "s3" and (wrong := _wrong_for_s3(store, location)):
+        yield wrong
     path = session.config or os.environ.get(CONFIG_VARIABLE)
     if path and store.secret_access_key is not None and Path(path).stat().st_mode & 0o077:
         yield "store.secret_access_key", f"{path} can be read by others: chmod 600 it"
+
+
+def _wrong_for_s3(store: StoreSettings, location: Location) -> tuple[str, str] | None:
+    """What AWS's variables and profiles say is settings, too."""
+    from s3kv.errors import ConfigError
+    from s3kv.store.s3_config import s3_config
+
+    try:
+        s3_config(store, location)
+    except ConfigError as error:
+        return "store", str(error)
+    return None
 
 
 @command(app, "template", example="s3kv config template > s3kv.yaml")

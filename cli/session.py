@@ -232,14 +232,12 @@ def parse_overrides(pairs: Sequence[str]) -> dict[str, dict[str, Any]]:
         section, dot, key = name.partition(".")
         if not separator or not dot or not key:
             raise typer.BadParameter(f"{pair!r} is not section.name=value", param_hint="--set")
-        import yaml
+        from s3kv.settings import read_yaml
 
         try:
-            overrides.setdefault(section, {})[key] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise typer.BadParameter(
-                f"the value of {name!r} is not valid YAML: quote it", param_hint="--set"
-            ) from error
+            overrides.setdefault(section, {})[key] = read_yaml(value)
+        except ValueError as error:
+            raise typer.BadParameter(f"the value of {name!r}: {error}", param_hint="--set") from error
     return overrides
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import tempfile
@@ -77,24 +76,16 @@ def _check_free(host: str, port: int) -> None:
 @contextmanager
 def _for_the_connector(settings: Settings) -> Iterator[None]:
     """The connector reads its settings from the file that S3KV_CONFIG names, as inside TensorRT-LLM."""
-    from s3kv.settings import CONFIG_VARIABLE
-    from s3kv.sim.demo import write_settings
+    from s3kv.sim.demo import only_settings_of, write_settings
 
     identity = settings.identity
     if identity.fingerprint is None:
         identity = identity.model_copy(update={"fingerprint": "simulated model, seed 0"})
-    before = os.environ.get(CONFIG_VARIABLE)
     with tempfile.TemporaryDirectory(prefix="s3kv-sim-") as folder:
         path = Path(folder) / "s3kv.yaml"
         write_settings(settings.model_copy(update={"identity": identity}), path)
-        os.environ[CONFIG_VARIABLE] = str(path)
-        try:
+        with only_settings_of(path):
             yield
-        finally:
-            if before is None:
-                del os.environ[CONFIG_VARIABLE]
-            else:
-                os.environ[CONFIG_VARIABLE] = before
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import random
 import secrets
 import signal
 import socket
+import stat
 import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
@@ -90,8 +91,7 @@ class Listening:
         except OSError as error:
             raise ConfigError(f"agent.socket: {self.path}: {error.strerror}") from error
         try:
-            with contextlib.suppress(FileNotFoundError):
-                self.path.unlink()
+            self._remove_old()
             _bind(listener, self.path)
             listener.listen(128)
             listener.setblocking(False)
@@ -99,6 +99,13 @@ class Listening:
         except BaseException:
             listener.close()
             raise
+
+    def _remove_old(self) -> None:
+        """The socket of an agent that has ended. Anything else is somebody's."""
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISSOCK(self.path.lstat().st_mode):
+                raise ConfigError(f"agent.socket: {self.path} is there and is no socket")
+            self.path.unlink()
 
     @property
     def vanished(self) -> bool:

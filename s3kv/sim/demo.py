@@ -13,7 +13,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from s3kv.client.connection import Connection
 from s3kv.client.launch import connect_or_start
 from s3kv.client.protocol import Drain, Drained, Report, Status, Stop
 from s3kv.errors import AgentUnavailable, ConfigError, S3kvError
-from s3kv.settings import CONFIG_VARIABLE, Settings
+from s3kv.settings import CONFIG_VARIABLE, NESTED, PREFIX, Settings
 from s3kv.store.opening import open_store
 
 CONNECTOR = {
@@ -168,11 +169,11 @@ class Demo:
         settings = self._settings = self._own_settings(self._settings, life)
         config = self._folder / life / "s3kv.yaml"
         write_settings(settings, config)
-        environment = {CONFIG_VARIABLE: str(config)}
-        with _environment(environment):
+        with only_settings_of(config):
             connection = _agent(settings)
         try:
-            results = self._engine(prompts, CONNECTOR, environment)
+            with only_settings_of(config):
+                results = self._engine(prompts, CONNECTOR)
             self._progress("flushing")
             drained = connection.call(Drain(connection.next_id(), DRAIN_S), Drained, timeout_s=DRAIN_S + STATUS_S)
             if drained.unsaved_blocks:
@@ -186,7 +187,6 @@ class Demo:
         self,
         prompts: Sequence[Prompt],
         connector: Mapping[str, str] | None,
-        environment: Mapping[str, str] | None = None,
     ) -> list[dict[str, Any]]:
         job, result = self._folder / "job.json", self._folder / "result.json"
         longest = max(len(prompt.tokens) for prompt in prompts) + NEW_TOKENS
@@ -205,7 +205,6 @@ class Demo:
         job.write_text(json.dumps(fields))
         done = subprocess.run(
             [sys.executable, "-m", "s3kv.sim.engine", str(job), str(result)],
-            env={**os.environ, **(environment or {})},
             capture_output=True,
             text=True,
             timeout=ENGINE_TIMEOUT_S,
@@ -294,24 +293,23 @@ def write_settings(settings: Settings, path: Path) -> None:
         yaml.safe_dump(values, file)
 
 
-class _environment:
-    """Variables for processes started meanwhile."""
-
-    def __init__(self, values: Mapping[str, str]) -> None:
-        self._values = values
-        self._before: dict[str, str | None] = {}
-
-    def __enter__(self) -> None:
-        for name, value in self._values.items():
-            self._before[name] = os.environ.get(name)
-            os.environ[name] = value
-
-    def __exit__(self, *_: object) -> None:
-        for name, value in self._before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+@contextmanager
+def only_settings_of(path: Path) -> Iterator[None]:
+    """Meanwhile the settings here and in processes started are those of the file: variables would win over it."""
+    sections = Settings.model_fields
+    before = dict(os.environ)
+    for name in before:
+        section = name.upper().removeprefix(PREFIX).partition(NESTED)[0].lower()
+        if name.upper().startswith(PREFIX) and section in sections:
+            del os.environ[name]
+    os.environ[CONFIG_VARIABLE] = str(path)
+    try:
+        yield
+    finally:
+        for name in [*before, CONFIG_VARIABLE]:
+            os.environ.pop(name, None)
+            if name in before:
+                os.environ[name] = before[name]
 
 
 def _agent(settings: Settings) -> Connection:

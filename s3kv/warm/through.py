@@ -38,6 +38,9 @@ class Server:
         self._model = model
         self._headers = {"Content-Type": "application/json"}
         if api_key:
+            api_key = api_key.rstrip("\r\n")  # as files and secrets of orchestrators end
+            if not api_key.isprintable() or not api_key.isascii():
+                raise ConfigError("OPENAI_API_KEY holds characters that no key has")
             self._headers["Authorization"] = f"Bearer {api_key}"
         timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=timeout_s)
         self._pool = urllib3.PoolManager(maxsize=concurrency, timeout=timeout, retries=False)

@@ -332,13 +332,24 @@ def test_another_protocol_is_refused_with_the_remedy(tmp_path: Path) -> None:
 
 def test_one_agent_a_socket_and_a_leftover_socket_is_replaced(tmp_path: Path) -> None:
     settings = agent_settings(tmp_path)
-    settings.agent.socket.touch()
+    with socket.socket(socket.AF_UNIX) as leftover:
+        leftover.bind(str(settings.agent.socket))
     with running_agent(settings):
         assert (settings.agent.socket.stat().st_mode & 0o777) == 0o600
         with pytest.raises(ConfigError, match="another agent is serving"):
             RunningAgent(settings)
         Connection.open(settings.agent.socket, "cli", timeout_s=5).close()
     assert not settings.agent.socket.exists()
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_what_is_no_socket_is_never_removed(tmp_path: Path, kind: str) -> None:
+    settings = agent_settings(tmp_path)
+    path = settings.agent.socket
+    path.mkdir() if kind == "folder" else path.write_text("notes")
+    with pytest.raises(ConfigError, match=r"agent\.socket: .* is there and is no socket"):
+        RunningAgent(settings)
+    assert path.is_dir() if kind == "folder" else path.read_text() == "notes"
 
 
 def test_a_client_that_never_reads_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

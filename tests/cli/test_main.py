@@ -81,6 +81,23 @@ def test_config_check_finds_typos_and_open_files(tmp_path: Path, monkeypatch: py
     Cli()("config", "check", "--store", f"file://{tmp_path}/kv").ok()
 
 
+def test_config_check_looks_at_what_aws_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check = ("config", "check", "--store", "s3://my-kv/p", "--region", "eu-west-1", "--json")
+    Cli()(*check).ok()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "localhost:9000")
+    (finding,) = Cli()(*check).json["findings"]
+    assert finding["finding"].startswith("AWS_ENDPOINT_URL must begin with http")
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    (finding,) = Cli()(*check, "--set", "store.access_key_id=a").json["findings"]
+    assert "must be set together" in finding["finding"]
+
+
+@pytest.mark.parametrize("value", ["2026-13-45", "!!int many", "[" * 5000, "*absent"])
+def test_a_value_that_is_no_yaml_is_wrong_use(value: str) -> None:
+    ran = Cli()("config", "show", "--set", f"store.region={value}")
+    assert ran.code == 2 and "'store.region'" in ran.err and "internal error" not in ran.err
+
+
 def test_template_changes_nothing_and_is_valid_once_uncommented(tmp_path: Path) -> None:
     assert yaml.safe_load(settings_template()) is None
     lines = settings_template().splitlines()

@@ -17,8 +17,8 @@ from support.servers import S3Place
 from s3kv.client.connection import Connection
 from s3kv.client.launch import connect_or_start
 from s3kv.client.protocol import Report, Status
-from s3kv.settings import CONFIG_VARIABLE, Settings
-from s3kv.sim.demo import CONNECTOR, read_prompts, write_settings
+from s3kv.settings import CONFIG_VARIABLE, Settings, load_settings
+from s3kv.sim.demo import CONNECTOR, only_settings_of, read_prompts, write_settings
 
 S3KV = Path(sys.executable).with_name("s3kv")
 PROMPTS = Path(__file__).parents[2] / "examples" / "prompts.jsonl"
@@ -62,6 +62,23 @@ def test_the_examples_are_real_prompts_that_share_prefixes() -> None:
     assert all(300 <= len(prompt.tokens) <= 8000 for prompt in prompts)
     starts = [prompt.tokens[:600] for prompt in prompts]
     assert all(starts.count(start) > 1 for start in starts)
+
+
+def test_the_settings_of_a_file_alone_hold_in_processes_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A variable wins over the file: the agent of `demo --store b` would store in the variable's a."""
+    monkeypatch.setenv("S3KV_STORE__URL", "file:///a")
+    monkeypatch.setenv("S3KV_TIER", '{"capacity_bytes": "1GiB"}')
+    monkeypatch.setenv("S3KV_ENGINE_ID", "mine")
+    before = dict(os.environ)
+    settings = Settings.model_validate({"store": {"url": f"file://{tmp_path}/b"}, "tier": {"capacity_bytes": 1 << 22}})
+    write_settings(settings, tmp_path / "s3kv.yaml")
+    with only_settings_of(tmp_path / "s3kv.yaml"):
+        found = load_settings()
+        assert os.environ["S3KV_ENGINE_ID"] == "mine"
+    assert (found.store.url, found.tier.capacity_bytes) == (settings.store.url, 1 << 22)
+    assert dict(os.environ) == before
 
 
 def test_the_main_job_over_a_folder(tmp_path: Path) -> None:
