@@ -111,6 +111,8 @@ class _Pages(MemoryStore):
 class _Known:
     """A catalog that knows nine of ten chunks."""
 
+    unread = 0
+
     def chunk(self, chunk_id: bytes) -> object | None:
         return self if chunk_id[7] % 10 else None
 

@@ -108,7 +108,7 @@ def why_bad_endpoint(url: str) -> str | None:
 
 
 def _good_endpoint(url: str) -> str:
-    if reason := why_bad_endpoint(url):
+    if url and (reason := why_bad_endpoint(url)):  # templates render "unset" as empty text
         raise PydanticCustomError("endpoint", "{reason}", {"reason": reason})
     return url
 

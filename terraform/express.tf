@@ -61,7 +61,7 @@ resource "aws_s3_bucket_lifecycle_configuration" "express" {
   }
 
   dynamic "rule" {
-    for_each = { cache = { folder = "ns/", days = var.expiry_days }, leases = { folder = "lease/", days = var.lease_expiry_days }, scratch = { folder = "scratch/", days = 1 } }
+    for_each = { cache = { folder = "ns/", days = var.expiry_days }, leases = { folder = "lease/", days = var.lease_expiry_days }, scratch = { folder = "s3kv-scratch/", days = 1 } }
 
     content {
       id     = "s3kv-expire-${rule.key}${local.rule_suffix}"

@@ -183,7 +183,7 @@ resource "aws_s3_bucket_lifecycle_configuration" "this" {
     status = "Enabled"
 
     filter {
-      prefix = "${local.key_prefix}scratch/"
+      prefix = "${local.key_prefix}s3kv-scratch/"
     }
 
     expiration {

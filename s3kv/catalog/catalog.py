@@ -27,6 +27,7 @@ from typing import Any
 from s3kv.catalog.announce import announce
 from s3kv.catalog.compaction import Compaction, fold, is_due, sweep, waits_for_sweep
 from s3kv.catalog.context import Context, hour_for
+from s3kv.catalog.damage import Unread, hopeless
 from s3kv.catalog.entry import ChunkEntry, Location, Tombstone, is_stored, unpack
 from s3kv.catalog.faults import IndexDamaged, IndexUnwritable
 from s3kv.catalog.index import Index
@@ -83,8 +84,7 @@ class Catalog:
         self._touches = Touches()
         self._polls = 0
         self._last_full_s: float | None = None
-        self._deferred = 0
-        self._unreadable: list[str] = []
+        self._unread: list[Unread] = []
         self._wants_compaction = False
         self._unwritable = False
         self._damaged = False
@@ -192,7 +192,7 @@ class Catalog:
     def unread(self) -> int:
         """Objects of the log and snapshots that the last full listing saw and that are not known here: damaged, or
         named in the future. What a chunk without a record is cannot be told while there are any."""
-        return self._deferred + len(self._unreadable)
+        return len(self._unread)
 
     def stats(self) -> dict[str, Any]:
         """Counts of the index and counters since the start, as plain numbers."""
@@ -302,7 +302,7 @@ class Catalog:
         """
         async with self._syncing:
             synced = await self._poll(full=True)
-            if self._index is None or synced.failed or self._syncer.wants_full:
+            if self._index is None or self._unwritable or synced.failed or self._syncer.wants_full:
                 raise Transient("the catalog cannot be read completely at the moment; try again")
 
     async def _poll(self, *, full: bool) -> Synced:
@@ -355,7 +355,7 @@ class Catalog:
             self._last_full_s = self._context.clock()
             self._wants_compaction = is_due(synced, self._compact_after) or waits_for_sweep(synced)
             self._context.counters.full_listings += 1
-            self._deferred, self._unreadable = synced.deferred, synced.unreadable
+            self._unread = synced.unread
         return synced
 
     def _full_is_due(self) -> bool:
@@ -409,4 +409,5 @@ class Catalog:
         await self.poll()
         if self._index is None:
             raise ConfigError(f"catalog.index_dir: the index in {self._folder} cannot be used")
-        return await rebuild(self._context, self._index, self.publish, self.forget, self._unreadable)
+        lost = await hopeless(self._context, self._unread)
+        return await rebuild(self._context, self._index, self.publish, self.forget, lost)

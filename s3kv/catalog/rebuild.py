@@ -28,7 +28,7 @@ Forget = Callable[[Sequence[bytes], DeleteReason], Awaitable[int]]
 @dataclass(slots=True)
 class Rebuilt:
     """Chunks by what was found. `incomplete`: a layer group is missing, damaged, or disagrees; left for collection.
-    `unreadable`: damaged segments and snapshots of the catalog, deleted."""
+    `unreadable`: segments and snapshots of the catalog that nobody will ever read, deleted."""
 
     known: int = 0
     found: int = 0
@@ -47,11 +47,11 @@ class Objects:
 
 
 async def rebuild(
-    context: Context, index: Index, publish: Publish, forget: Forget, unreadable: Sequence[str] = ()
+    context: Context, index: Index, publish: Publish, forget: Forget, lost: Sequence[str] = ()
 ) -> Rebuilt:
     """Publishes a record for every whole chunk that `index` does not know, and forgets those whose objects are gone.
 
-    Then deletes the objects `unreadable` of the catalog: what they said of stored chunks has been said again.
+    Then deletes the objects `lost` of the catalog: what they said of stored chunks has been said again.
     May be repeated and run beside agents that write. A chunk that was forgotten on purpose stays so. Raises StoreError;
     what was published until then stays.
     """
@@ -74,8 +74,8 @@ async def rebuild(
             unknown = []
     await _forget_gone(context, entries.below(None), forget, rebuilt)
     await _publish_whole(context, unknown, publish, rebuilt)
-    if unreadable:
-        rebuilt.unreadable = len(unreadable) - len(await context.store.delete(unreadable))
+    if lost:
+        rebuilt.unreadable = len(lost) - len(await context.store.delete(lost))
     return rebuilt
 
 

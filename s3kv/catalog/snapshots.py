@@ -53,20 +53,18 @@ class Snapshot:
         return names.packed(self.name)
 
 
-async def list_snapshots(context: Context) -> tuple[list[Snapshot], int]:
-    """Those that can be trusted (see `Context.trusts`), highest epoch first; and how many cannot. Raises StoreError."""
-    found, deferred = [], 0
+async def list_snapshots(context: Context) -> tuple[list[Snapshot], list[Snapshot]]:
+    """Those that can be trusted (`Context.trusts`), highest epoch first, and those that cannot. Raises StoreError."""
+    found: list[Snapshot] = []
+    ahead: list[Snapshot] = []
     async for page in context.store.list(snap_prefix(context.spec.name)):
         for meta in page:
             key = parse_snap_key(meta.key)
             name = names.of_snapshot(key) if key is not None else None
-            if name is None:
-                continue
-            if context.trusts(name.time_us, meta.modified):
-                found.append(Snapshot(name, meta))
-            else:
-                deferred += 1
-    return sorted(found, key=lambda snapshot: (snapshot.epoch, snapshot.name.time_us), reverse=True), deferred
+            if name is not None:
+                trusted = context.trusts(name.time_us, meta.modified)
+                (found if trusted else ahead).append(Snapshot(name, meta))
+    return sorted(found, key=lambda snapshot: (snapshot.epoch, snapshot.name.time_us), reverse=True), ahead
 
 
 async def read_header(context: Context, snapshot: Snapshot) -> SnapshotHeader:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from s3kv.catalog import names
 from s3kv.catalog.bulk import BulkLoader
 from s3kv.catalog.context import Context, hour_for
+from s3kv.catalog.damage import Unread
 from s3kv.catalog.entry import US
 from s3kv.catalog.index import Index
 from s3kv.catalog.names import Mark
@@ -53,15 +54,14 @@ class Listed:
 class Synced:
     """What one sync did and saw. The last four are filled by full listings only.
 
-    `deferred`: names in the future. `unreadable`: keys of what is listed, is damaged, and is covered by no snapshot.
+    `unread`: what is listed, cannot be joined, and is covered by no snapshot.
     """
 
     changed: int = 0
     failed: bool = False
     latest_us: int = 0
     earliest_failed_us: int | None = None
-    deferred: int = 0
-    unreadable: list[str] = field(default_factory=list)
+    unread: list[Unread] = field(default_factory=list)
     log: list[Listed] = field(default_factory=list)  # oldest first, at most MAX_SNAPSHOT_COVERS
     snapshots: list[Snapshot] = field(default_factory=list)
     unfolded: int = 0
@@ -91,7 +91,8 @@ class Syncer:
             await self._sync_snapshots(index, synced)
         if full:
             self._tally(index, synced)
-            synced.unreadable += [each.meta.key for each in self._bad_among(index, synced.snapshots)]
+            bad = self._bad_among(index, synced.snapshots)
+            synced.unread += [Unread(each.meta.key, each.name.time_us, False, each) for each in bad]
         if full and not synced.failed:
             await self._context.write(index.set_synced, self._context.clock())
         return synced
@@ -102,7 +103,8 @@ class Syncer:
         unfolded = [listed for listed, mark in zip(synced.log, marks, strict=True) if mark is Mark.APPLIED]
         synced.unfolded = len(unfolded)
         synced.unfolded_bytes = sum(listed.size for listed in unfolded)
-        synced.unreadable += [listed.key for listed, mark in zip(synced.log, marks, strict=True) if mark is Mark.BAD]
+        bad = [listed for listed, mark in zip(synced.log, marks, strict=True) if mark is Mark.BAD]
+        synced.unread += [Unread(listed.key, listed.name.time_us, False) for listed in bad]
 
     def _bad_among(self, index: Index, snapshots: Sequence[Snapshot]) -> list[Snapshot]:
         bad = [snapshot for snapshot in snapshots if snapshot.packed in self._bad_snapshots]
@@ -145,7 +147,7 @@ class Syncer:
                     segments.append(Listed(name, meta.key, meta.size, meta.modified))
                 else:
                     context.counters.segments_deferred += 1
-                    synced.deferred += 1
+                    synced.unread.append(Unread(meta.key, name.time_us, True))
             if segments:
                 yield segments
 
@@ -200,8 +202,8 @@ class Syncer:
         A snapshot need not be read when another that was joined covers it, or when all that it covers was joined:
         its contents are the join of what it covers.
         """
-        synced.snapshots, deferred = await list_snapshots(self._context)
-        synced.deferred += deferred
+        synced.snapshots, ahead = await list_snapshots(self._context)
+        synced.unread += [Unread(each.meta.key, each.name.time_us, True, each) for each in ahead]
         listed = [snapshot.packed for snapshot in synced.snapshots]
         last = b"\xff" * names.NAME_BYTES
         await self._context.write(index.prune_marks, "snaps", listed, names.FIRST_NAME, last)

@@ -37,6 +37,8 @@ class CatalogOf(Protocol):
     """What execution needs of one namespace's catalog."""
 
     def chunk(self, chunk_id: bytes) -> Any | None: ...
+    @property
+    def unread(self) -> int: ...
     async def catch_up(self) -> object: ...
     async def forget(self, chunk_ids: Sequence[bytes], reason: DeleteReason) -> int: ...
 
@@ -51,7 +53,8 @@ class Place:
 
 @dataclass(slots=True)
 class Outcome:
-    """`kept`: stored again by somebody during the grace period. `failures`: keys that are still there."""
+    """`kept`: stored again by somebody during the grace period, or orphans of a catalog that cannot be read any more.
+    `failures`: keys that are still there."""
 
     published: int = 0
     chunks: int = 0
@@ -144,11 +147,12 @@ class _Run:
 
     async def delete(self) -> None:
         sizes = _Sizes(self._plan)
-        for namespace, _, ids in self._batches(DELETE_BATCH_KEYS, per_object=True):
+        for namespace, reason, ids in self._batches(DELETE_BATCH_KEYS, per_object=True):
             await self._beat()
             place = self._places[namespace]
             await place.catalog.catch_up()
-            going = [chunk_id for chunk_id in ids if place.catalog.chunk(chunk_id) is None]
+            unsure = reason is Reason.ORPHAN and place.catalog.unread > 0
+            going = [chunk_id for chunk_id in ids if not unsure and place.catalog.chunk(chunk_id) is None]
             self.outcome.kept += len(ids) - len(going)
             keys = [chunk_key(namespace, chunk_id, group) for chunk_id in going for group in range(place.groups)]
             failures = await self._store.delete(keys)

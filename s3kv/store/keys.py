@@ -22,8 +22,9 @@ PREFIX_MAX_BYTES = 512
 """Longest prefix in `store.url`, so that the longest key of format 1 fits behind it."""
 PRIVATE_FOLDER = ".s3kv"
 """Where a folder store keeps files of its own: below it no store has objects."""
-SCRATCH_PREFIX = "scratch/"
-"""Where a store is tried out. A lifecycle rule empties it: nodes may put objects there and not delete them."""
+SCRATCH_PREFIX = "s3kv-scratch/"
+"""Where a store is tried out. A lifecycle rule empties it: nodes may put objects there and not delete them. The name is
+one that nobody else has at the root of a bucket."""
 EXPRESS_SUFFIX = "--x-s3"
 """Directory buckets (S3 Express One Zone) are named so by AWS."""
 

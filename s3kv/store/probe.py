@@ -1,7 +1,7 @@
 """Trying every call that s3kv makes of a store under a scratch key, and saying what does not work and what to do.
 
 Scratch keys are removed at the end, also when a check fails or is cancelled. Where the credentials may not delete, the
-bucket's lifecycle rule for `scratch/` removes them.
+bucket's lifecycle rule for `s3kv-scratch/` removes them.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ async def remove_scratch(store: Store, keys: Sequence[str]) -> None:
     """For the end of work that failed or was cancelled. Never raises StoreError: it would hide what happened.
 
     Somebody waits at Ctrl-C, and a store that has just failed may not answer, so it is given GIVE_UP_S. What is left
-    then goes by the bucket's lifecycle rule for `scratch/`.
+    then goes by the bucket's lifecycle rule for `s3kv-scratch/`.
     """
     with suppress(StoreError, TimeoutError):
         async with asyncio.timeout(GIVE_UP_S):

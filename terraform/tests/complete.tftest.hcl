@@ -137,7 +137,7 @@ run "express_endpoint_metrics_alarm" {
     error_message = "ARN of the directory bucket"
   }
   assert {
-    condition     = [for rule in aws_s3_bucket_lifecycle_configuration.express[0].rule : "${rule.id} ${rule.filter[0].prefix}"] == ["s3kv-abort-multipart-prod-s3kv-2eb59af5 prod/s3kv/", "s3kv-expire-cache-prod-s3kv-2eb59af5 prod/s3kv/ns/", "s3kv-expire-leases-prod-s3kv-2eb59af5 prod/s3kv/lease/", "s3kv-expire-scratch-prod-s3kv-2eb59af5 prod/s3kv/scratch/"]
+    condition     = [for rule in aws_s3_bucket_lifecycle_configuration.express[0].rule : "${rule.id} ${rule.filter[0].prefix}"] == ["s3kv-abort-multipart-prod-s3kv-2eb59af5 prod/s3kv/", "s3kv-expire-cache-prod-s3kv-2eb59af5 prod/s3kv/ns/", "s3kv-expire-leases-prod-s3kv-2eb59af5 prod/s3kv/lease/", "s3kv-expire-scratch-prod-s3kv-2eb59af5 prod/s3kv/s3kv-scratch/"]
     error_message = "lifecycle of the directory bucket"
   }
   assert {

@@ -165,7 +165,7 @@ def test_a_node_that_may_not_delete_is_healthy(cli_that_may_not_delete: Cli) -> 
 def test_what_a_bench_could_not_delete_is_said(cli_that_may_not_delete: Cli) -> None:
     bench = ("bench", "store", "--objects", "3", "--size", "64KiB")
     assert cli_that_may_not_delete(*bench, "--json").ok().json["left_objects"] == 3
-    assert "3 objects are left under scratch/" in cli_that_may_not_delete(*bench).ok().out
+    assert "3 objects are left under s3kv-scratch/" in cli_that_may_not_delete(*bench).ok().out
 
 
 def test_doctor_tries_each_needed_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ async def test_everything_is_measured_and_removed_and_nothing_else(tmp_path: Pat
     store = MemoryStore()
     async with filling(store, SPEC, tmp_path, SettableClock()) as filler:
         await filler.put_chunk(chain(SPEC, "a", 2), 0, 2)
-    for key in (lease_key("gc"), "scratch/doctor-1/object", "somebody/else"):
+    for key in (lease_key("gc"), "s3kv-scratch/doctor-1/object", "scratch/somebody/else"):
         await store.put(key, b"x")
     before = [meta.key async for page in store.list("") for meta in page]
     extents = await measure_prefixes(store, [SPEC.name], everything=True)
@@ -25,4 +25,4 @@ async def test_everything_is_measured_and_removed_and_nothing_else(tmp_path: Pat
     removed = await remove(store, [SPEC.name], everything=True)
     assert (removed.objects, removed.failures) == (len(before) - 1, [])
     assert FORMAT_KEY in before
-    assert [meta.key async for page in store.list("") for meta in page] == ["somebody/else"]
+    assert [meta.key async for page in store.list("") for meta in page] == ["scratch/somebody/else"]

@@ -189,6 +189,10 @@ class Collector(Actor):
     def chunk(self, chunk_id: bytes) -> object:
         return self.catalog.chunk(chunk_id)
 
+    @property
+    def unread(self) -> int:
+        return self.catalog.unread
+
     async def forget(self, chunk_ids: Sequence[bytes], reason: DeleteReason) -> int:
         return await self.catalog.forget(chunk_ids, reason)
 

@@ -187,7 +187,7 @@ def the_bucket_is_what_the_module_promises(client: Any, spec: BucketSpec) -> Non
         f"{spec.prefix}/": None,
         f"{spec.prefix}/ns/": spec.expiry_days,
         f"{spec.prefix}/lease/": spec.lease_expiry_days,
-        f"{spec.prefix}/scratch/": 1,
+        f"{spec.prefix}/s3kv-scratch/": 1,
     }
     abort = by_prefix[f"{spec.prefix}/"]["AbortIncompleteMultipartUpload"]
     assert abort == {"DaysAfterInitiation": spec.abort_multipart_days}, "case 48"
