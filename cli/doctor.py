@@ -105,7 +105,7 @@ def _agent_check(settings: Settings) -> Check:
     from s3kv.store.probe import Check
 
     try:
-        connection = Connection.open(settings.agent.socket, "cli", timeout_s=2.0)
+        connection = Connection.open(settings.agent.socket, "cli", timeout_s=2.0, trusted=settings.agent.trusted_uid)
     except AgentUnavailable as error:
         if isinstance(error.__cause__, FileNotFoundError):
             remedy = "none needed before an engine runs: it starts one, or run s3kv agent run"

@@ -181,6 +181,9 @@ class AgentSettings(Section):
     metrics_port: int | None = Field(None, ge=0, le=65535, description="Prometheus on 127.0.0.1; unset: none.")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     max_clients: Count = 256
+    trusted_uid: int | None = Field(
+        None, ge=0, description="User id of the agent where an engine run by root is to trust it in any folder."
+    )
 
 
 def _with_text_keys(value: Any) -> Any:

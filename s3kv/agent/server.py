@@ -126,6 +126,10 @@ class Server:
         if refusal := self._refusal(peer, hello):
             await frames.write(p.Refused(hello.id, refusal, fatal=True))
             raise Refusal(refusal)
+        if len(self._tasks) > self._max_clients:
+            full = f"more than {self._max_clients} clients (agent.max_clients)"
+            await frames.write(p.Refused(hello.id, full, fatal=True, passing=True))
+            raise Refusal(full)
         # A process that this PID namespace cannot see has the number 0, like every other such process.
         holder: Hashable = peer.pid or f"unseen {next(self._unseen)}"
         if hello.role != "cli":
@@ -149,8 +153,6 @@ class Server:
                 f"this agent ({self._version}) speaks protocol {p.PROTOCOL}, the client {hello.protocol}: "
                 "install one release of s3kv on the node and restart the agent"
             )
-        if len(self._tasks) > self._max_clients:
-            return f"more than {self._max_clients} clients (agent.max_clients)"
         return ""
 
     def _watch(self, sock: socket.socket, holder: Hashable) -> None:

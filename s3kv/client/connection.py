@@ -41,7 +41,14 @@ R = TypeVar("R", bound=Message)
 
 
 class AgentRefused(AgentUnavailable):
-    """An agent is there and does not serve this client. Next: what its text says; another one is not to be started."""
+    """An agent is there and does not serve this client. Next: what its text says; another one is not to be started.
+
+    `passing`: it may serve it later.
+    """
+
+    def __init__(self, text: str, *, passing: bool = False) -> None:
+        super().__init__(text)
+        self.passing = passing
 
 
 class Connection:
@@ -70,9 +77,15 @@ class Connection:
 
     @classmethod
     def open(
-        cls, path: Path, role: str, *, timeout_s: float, clock: Callable[[], float] = time.monotonic
+        cls,
+        path: Path,
+        role: str,
+        *,
+        timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        trusted: int | None = None,
     ) -> Connection:
-        """Connect and greet.
+        """Connect and greet. `trusted`: a user, besides this one and root, who may run the agent.
 
         Raises AgentUnavailable when no agent answers within `timeout_s`, AgentRefused when one does not serve this
         client: it is of another release, of another user (who is told nothing), or has `agent.max_clients` of them.
@@ -84,16 +97,16 @@ class Connection:
             sock.settimeout(timeout_s)
             sock.connect(os.fspath(path))
             peer = peer_of(sock)
-            trusted = may_serve(peer, os.geteuid(), path)
+            serves = peer.uid == trusted or may_serve(peer, os.geteuid(), path)
         except OSError as error:
             if sock is not None:
                 sock.close()
             raise AgentUnavailable(f"no agent answers at {path} (agent.socket): {error.strerror or error}") from error
-        if not trusted:
+        if not serves:
             sock.close()
             raise AgentRefused(
                 f"the agent at {path} (agent.socket) is run by user {peer.uid}, who could read the prompts' KV: "
-                f"it must be run by user {os.geteuid()} or root"
+                f"it must be run by user {os.geteuid()} or root, or be named in agent.trusted_uid"
             )
         connection = cls(sock, clock)
         try:
@@ -174,7 +187,7 @@ class Connection:
             return reply, fds
         close_all(fds)
         if isinstance(reply, Refused):
-            raise AgentRefused(reply.text) if reply.fatal else AgentUnavailable(reply.text)
+            raise AgentRefused(reply.text, passing=reply.passing) if reply.fatal else AgentUnavailable(reply.text)
         self.close()
         raise AgentUnavailable(f"the agent answered {type(reply).__name__} instead of {expected.__name__}")
 

@@ -43,7 +43,7 @@ class Control:
 
     @classmethod
     def open(cls, settings: AgentSettings) -> Control:
-        return cls(Connection.open(settings.socket, "cli", timeout_s=ANSWER_S))
+        return cls(Connection.open(settings.socket, "cli", timeout_s=ANSWER_S, trusted=settings.trusted_uid))
 
     def __enter__(self) -> Control:
         return self

@@ -296,11 +296,12 @@ class WorkerClient(ReconnectingClient):
             self.read_parts, self.write_parts, self._pinned,
         )  # fmt: skip
 
-    def _attach(self, connection: Connection, timeout_s: float) -> None:
-        super()._attach(connection, timeout_s)
+    def _attach(self, connection: Connection, timeout_s: float) -> float:
+        left_s = super()._attach(connection, timeout_s)
         if connection.epoch not in self._runs:
             self._runs[connection.epoch] = connection.open_pidfd()
-        connection.call(Mapped(connection.next_id(), self._ns), Done, timeout_s=self._call_timeout_s)
+        connection.call(Mapped(connection.next_id(), self._ns), Done, timeout_s=left_s)
+        return left_s
 
     def _map(self, epoch: int, attached: Attached, fds: list[int]) -> None:
         if epoch in self._arenas:  # only the connection is new

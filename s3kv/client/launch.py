@@ -17,6 +17,7 @@ from s3kv.settings import AgentSettings
 ENGINE_VARIABLE = "S3KV_ENGINE_ID"
 _LAUNCHERS = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid", "PMI_JOBID", "SLURM_STEP_ID")
 _POLL_S = 0.02
+_REFUSED_POLL_S = 0.5  # each is a line in the agent's log
 
 
 def engine_id(environ: Mapping[str, str] = os.environ, parent: Callable[[], int] = os.getppid) -> str:
@@ -67,29 +68,45 @@ def connect_or_start(
     """Connect; with `start` and nobody there, start an agent and wait for it.
 
     Raises AgentUnavailable when none answers within `timeout_s`, or a started one within `agent.start_timeout_s`, and
-    AgentRefused at once when one is there that does not serve this client: no other could have its socket.
+    AgentRefused when one is there that does not serve this client: no other could have its socket. With `start` one
+    that may do so later is asked until `agent.start_timeout_s` have passed.
     Two engines may start agents at once: the one that does not get the socket's lock exits, and both connect to the
     other.
     """
+
+    def connect(timeout_s: float) -> Connection:
+        return Connection.open(settings.socket, role, timeout_s=timeout_s, clock=clock, trusted=settings.trusted_uid)
+
+    started = False
     try:
-        return Connection.open(settings.socket, role, timeout_s=timeout_s, clock=clock)
-    except AgentRefused:
-        raise
+        return connect(timeout_s)
+    except AgentRefused as error:
+        if not (start and error.passing):
+            raise
     except AgentUnavailable:
         if not start:
             raise
+        _start(settings)
+        started = True
+    deadline = clock() + settings.start_timeout_s
+    while True:
+        try:
+            return connect(max(deadline - clock(), _POLL_S))
+        except AgentRefused as error:
+            if clock() >= deadline or not error.passing:
+                raise
+            sleep(_REFUSED_POLL_S)
+        except AgentUnavailable as error:
+            if clock() >= deadline and started:
+                log = settings.socket.with_suffix(".log")
+                raise AgentUnavailable(f"{error}; the agent that was started left its reason in {log}") from error
+            if clock() >= deadline:
+                raise
+            sleep(_POLL_S)
+
+
+def _start(settings: AgentSettings) -> None:
     try:
         start_agent(settings)
     except OSError as error:
         raise AgentUnavailable(f"no agent could be started for {settings.socket} (agent.socket): {error}") from error
-    deadline = clock() + settings.start_timeout_s
-    while True:
-        try:
-            return Connection.open(settings.socket, role, timeout_s=max(deadline - clock(), _POLL_S), clock=clock)
-        except AgentRefused:
-            raise
-        except AgentUnavailable as error:
-            if clock() >= deadline:
-                log = settings.socket.with_suffix(".log")
-                raise AgentUnavailable(f"{error}; the agent that was started left its reason in {log}") from error
-            sleep(_POLL_S)

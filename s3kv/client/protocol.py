@@ -260,11 +260,15 @@ class Done(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """The request was understood and not carried out. `text` is one sentence for the user."""
+    """The request was understood and not carried out. `text` is one sentence for the user.
+
+    `fatal`: nothing is served on this connection. `passing`: but perhaps on a later one.
+    """
 
     id: int
     text: str
     fatal: bool = False
+    passing: bool = False
 
 
 OfASeat = Match | Promised | Release | Reserve | Commit | Abandon | Finished | Mapped

@@ -120,11 +120,15 @@ class ReconnectingClient:
         self._pause_s = min(2 * self._pause_s, MAX_PAUSE_FACTOR * self._settings.agent.reconnect_s)
         self.stats.trouble(reason, error)
 
-    def _attach(self, connection: Connection, timeout_s: float) -> None:
+    def _attach(self, connection: Connection, timeout_s: float) -> float:
+        """Returns what is left of `timeout_s`, to which mapping does not count: it waits for nobody."""
+        deadline = self._clock() + timeout_s
         message = self._attach_message(connection.next_id())
         attached, fds = connection.call_with_fds(message, Attached, timeout_s=timeout_s)
+        left_s = deadline - self._clock()
         self._ns = attached.ns
         self._map(connection.epoch, attached, fds)
+        return left_s
 
     def _attach_message(self, identity: int) -> Attach:
         return Attach(identity, self._namespace.to_json(), self._engine_id, self._rank, self._ranks)

@@ -165,7 +165,7 @@ class Loader:
     def _run(self) -> None:
         self._device.adopt()
         stream = self._device.new_stream()
-        poll_s = POLL_S
+        poll_s, next_attach = POLL_S, self._clock() + self._pause_s
         while True:
             try:
                 waiting = self._waiting()
@@ -176,8 +176,9 @@ class Loader:
                     job.set()
                 elif isinstance(job, tuple):
                     self._give_back(*job)
-                elif not waiting:
+                if self._clock() >= next_attach:
                     self._reattach()
+                    next_attach = self._clock() + self._pause_s
                 started = self._clock()
                 for parked in self._waiting():
                     self._advance(parked, stream)

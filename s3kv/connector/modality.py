@@ -7,11 +7,14 @@ its files are at hand and nothing in them speaks of anything else. Doubt costs o
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from s3kv.connector.numerics import checkpoint_config
+
+logger = logging.getLogger("s3kv.connector")
 
 _WORDS = ("vision", "visual", "image", "img", "video", "audio", "speech", "modal")
 """Parts of configuration keys. Of models whose configuration has none of them, Molmo has a preprocessor."""
@@ -31,11 +34,15 @@ def text_only(folder: Path | None) -> bool:
         processors = any(path.name.endswith("processor_config.json") for path in folder.iterdir())
     except OSError:
         return False
-    return not processors and not any(_speaks_of_media(key) for key in _keys(config))
+    keys = [key for key in _keys(config) if _speaks_of_media(key)]
+    if keys:
+        logger.info("%s: config.json has %s, so the model may take media", folder, keys[0])
+    return not processors and not keys
 
 
 def _speaks_of_media(key: str) -> bool:
-    return key.lower().startswith("mm_") or any(word in key.lower() for word in _WORDS)
+    key = key.lower().replace("revision", "").replace("supervision", "")
+    return key.startswith("mm_") or any(word in key for word in _WORDS)
 
 
 def _keys(value: Any) -> Iterator[str]:

@@ -44,6 +44,27 @@ def test_an_agent_of_another_release_is_asked_once_and_gets_no_rival(
     leader.close()
 
 
+def test_an_agent_that_is_full_is_asked_again_and_gets_no_rival(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Connections of the engine before are still going away."""
+    settings = agent_settings(tmp_path, agent={"autostart": True, "max_clients": 1})
+    started = Started(monkeypatch)
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        first.__exit__(None, None, None)
+        agent.until(lambda: not agent._node._connections)
+
+    with running_agent(settings, MemoryStore()) as agent:
+        first = Control.open(settings.agent)
+        with pytest.raises(AgentRefused, match=r"agent\.max_clients"):
+            launch.connect_or_start(settings.agent, "cli", start=False, timeout_s=5)
+        launch.connect_or_start(settings.agent, "cli", start=True, timeout_s=5, sleep=sleep).close()
+    assert waits and started.asked == []
+
+
 def test_while_a_started_agent_is_waited_for_a_refusal_ends_the_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

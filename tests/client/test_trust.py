@@ -45,6 +45,10 @@ def test_an_agent_of_another_user_is_told_nothing(trap: Path) -> None:
         heard, _ = listener.accept()
         with heard:
             assert heard.recv(1) == b""
+        trusting = settings.agent.model_copy(update={"trusted_uid": STRANGER})
+        with pytest.raises(AgentUnavailable) as caught:  # nobody answers here
+            connect_or_start(trusting, "worker", start=False, timeout_s=0.01)
+        assert not isinstance(caught.value, AgentRefused)
     assert [each.name for each in trap.iterdir()] == ["agent.sock"], "no agent was started there either"
 
 

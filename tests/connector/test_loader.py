@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -215,3 +216,21 @@ def test_a_rank_that_saves_nothing_is_attached_to_the_next_agent(
         for loader in loaders:
             loader.close(10)
         engine.close()
+
+
+def test_a_lost_agent_is_looked_for_while_a_parked_load_waits(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else nobody would start another one, and the request would be held until it is cancelled."""
+    asked = threading.Event()
+    connect = rig.transfers.client.connect
+
+    def watched() -> bool:
+        asked.set()
+        return connect()
+
+    rig.agent.fetch_polls = 1 << 30
+    rig.park()
+    rig.poll(lambda: bool(rig.transfers.loader._waiting()))
+    rig.agent.alive = False
+    monkeypatch.setattr(rig.transfers.client, "connect", watched)
+    assert asked.wait(10)
+    assert rig.transfers.loader._waiting()

@@ -272,6 +272,8 @@ CONFIG: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "rope_scaling":
         ({"mm_hidden_size": 5}, [], False),
         ({"text_config": [{"deep": {"audio_token_id": 7}}]}, [], False),
         ({"embd_layer": {"image_embd_layer": {}}}, [], False),
+        ({"code_revision": "main", "quantization_config": {"base_model_revision": "x"}}, [], True),
+        ({"revision": "x", "vision_revision": "y"}, [], False),
         ({}, ["preprocessor_config.json"], False),
         ({}, ["processor_config.json"], False),
     ],

@@ -150,6 +150,27 @@ def test_a_late_lease_is_given_back_by_the_next_call(settings: Settings, clock: 
     client.close()
 
 
+def test_at_start_up_an_agent_that_is_busy_has_the_whole_time_for_each_step(
+    settings: Settings, clock: Clock, silent: SilentAgent
+) -> None:
+    silent.answers, silent.delay_s = [welcome() + attached() + mapped()], 4 * CALL_S
+    client = worker(settings, clock)
+    assert client.connect()
+    client.close()
+
+
+@pytest.mark.parametrize("delay_s", [0.05, 0.1, 0.2, 0.24])
+def test_slow_answers_to_a_rank_that_attaches_do_not_add_up(
+    settings: Settings, clock: Clock, silent: SilentAgent, delay_s: float
+) -> None:
+    reserved = p.encode(p.Reserved(4, p.pack_u32([1] * 8), p.pack_u32([1] * 8)))
+    silent.answers, silent.delay_s = [welcome() + attached() + mapped() + reserved] * 9, delay_s
+    client, began = worker(settings, clock), clock.now
+    client.reserve(0, bytes(16), 0, CHAIN)
+    assert clock.now - began <= CALL_S + 1e-9
+    client.close()
+
+
 def test_a_late_reservation_is_abandoned(settings: Settings, clock: Clock, silent: SilentAgent) -> None:
     silent.answers = [welcome() + attached() + mapped()]
     client = worker(settings, clock)
