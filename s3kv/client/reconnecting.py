@@ -76,9 +76,15 @@ class ReconnectingClient:
 
     @property
     def epoch(self) -> int:
-        """Which run of the agent this is attached to; 0 for none, also when the agent has ended and nobody asked it."""
+        """Which run of the agent this is attached to, as far as is known: one that has ended is noticed by who asks it,
+        or by `attached`. 0 for none."""
         connection = self._connection
-        return connection.epoch if connection is not None and connection.alive() else 0
+        return connection.epoch if connection is not None and not connection.closed else 0
+
+    def attached(self) -> bool:
+        """Whether there still is an agent, as the socket knows it. Costs a system call, and waits for nobody."""
+        connection = self._connection
+        return connection is not None and connection.alive()
 
     def connect(self) -> bool:
         """Start-up: connect, starting an agent if the settings allow it. False when there is none: serve without."""

@@ -200,7 +200,7 @@ class Loader:
 
     def _reattach(self) -> None:
         """A rank that is not attached keeps the whole engine from being offered anything."""
-        if self._client.epoch or self._client.connect():
+        if self._client.attached() or self._client.connect():
             self._pause_s = self._reconnect_s
         else:
             self._pause_s = min(2 * self._pause_s, MAX_PAUSE_FACTOR * self._reconnect_s)

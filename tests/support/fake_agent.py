@@ -323,6 +323,9 @@ class FakeWorker:
     def epoch(self) -> int:
         return self.agent.epoch if self.agent.alive and self.agent.epoch in self.arenas else 0
 
+    def attached(self) -> bool:
+        return bool(self.epoch)
+
     def connect(self) -> bool:
         with self.agent.lock:
             if self.agent.alive and self.agent.epoch not in self.arenas:
