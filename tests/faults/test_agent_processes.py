@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -200,9 +201,19 @@ def test_an_agent_that_was_replaced_flushes_and_ends(tmp_path: Path, monkeypatch
     with running_agent(settings) as first:
         engine = FakeEngine.start(settings, spec)
         engine.save(engine.chain(1, 3))
+        held, go_on = threading.Event(), threading.Event()
+
+        def hold() -> None:  # else it may be back before the second one has begun
+            held.set()
+            assert go_on.wait(60)
+
+        assert first._loop is not None
+        first._loop.call_soon_threadsafe(hold)
+        assert held.wait(60)
         settings.agent.socket.unlink()
         settings.agent.socket.with_suffix(".lock").unlink()
         with running_agent(settings, seed=1) as second:
+            go_on.set()
             first._thread.join(30)
             assert not first._thread.is_alive()
             assert first.totals().total(first.totals().uploaded_blocks) == 3
