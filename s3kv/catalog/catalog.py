@@ -88,6 +88,7 @@ class Catalog:
         self._wants_compaction = False
         self._unwritable = False
         self._damaged = False
+        self._published_unseen = False
         self._hidden: set[bytes] = set()
         self._retry_s = 0.0
         rng = rng or random.Random(agent_id)
@@ -118,7 +119,10 @@ class Catalog:
                 await self._context.write(index.destroy)
                 continue
             try:
-                await self._sync(index, full=True)
+                self._published_unseen = True
+                while self._published_unseen:  # what is published while the log is listed may not be in the list
+                    self._published_unseen = False
+                    await self._sync(index, full=True)
             except SnapshotUnusable:
                 await self._context.write(index.close, clean=False)
                 continue
@@ -237,6 +241,7 @@ class Catalog:
     async def _apply_own(self, name: SegmentName, records: Sequence[Record]) -> None:
         index = self._index
         if index is None:
+            self._published_unseen = True
             return
         hours = [(record, hour_for(record, name.time_us)) for record in records]
         try:

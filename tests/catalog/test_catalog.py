@@ -289,6 +289,22 @@ async def test_catching_up_reads_all_that_is_listed_or_raises(nodes, store, cloc
     assert len(b.lookup(late.blocks)) == 1
 
 
+async def test_what_is_published_while_the_catalog_opens_is_known_at_once(nodes, store, monkeypatch):
+    """An agent stores its first chunks as soon as it may; the listing that opens the catalog is just over then."""
+    catalog = nodes(1).catalog
+    listing, waiting = store.list, [chain("early", 1)]
+
+    async def publishing(prefix, start_after=None):
+        async for page in listing(prefix, start_after):
+            yield page
+        if prefix == log_prefix(namespace().name) and waiting:
+            await catalog.publish([added(namespace(), waiting.pop())])
+
+    monkeypatch.setattr(store, "list", publishing)
+    await catalog.open()
+    assert len(catalog.lookup(chain("early", 1))) == 1
+
+
 async def test_an_outage_at_the_start_is_an_error_that_passes(nodes, store):
     a = nodes(1)
     store.fails = lambda key: key.startswith("ns/")

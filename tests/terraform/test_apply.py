@@ -319,6 +319,7 @@ def kv_is_stored_loaded_and_collected(client: Any, bucket: Provisioned) -> None:
     cli = bucket.cli(**{"agent.socket": settings.agent.socket, "collect.grace_s": 0})
     with running_agent(settings) as agent:
         engine = FakeEngine.start(settings, small_spec())
+        agent.until(agent.namespace(small_spec()).catalog_open.is_set)  # else it may list the log just before it stores
         chain = engine.chain(1, 4)
         engine.save(chain)
         assert cli("agent", "drain", "--wait", "30s", "--json").ok().json["unsaved_blocks"] == 0
