@@ -254,15 +254,8 @@ class _FileBelowEnvironment(Settings):
     """Its arguments are what a file says: variables win over them."""
 
     @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return env_settings, init_settings
+    def settings_customise_sources(cls, *sources: Any, **named: Any) -> tuple[PydanticBaseSettingsSource, ...]:
+        return super().settings_customise_sources(*sources, **named)[::-1]
 
 
 def read_config_file(path: Path) -> dict[str, Any]:

@@ -28,10 +28,11 @@ from s3kv.agent.publisher import Publisher
 from s3kv.agent.together import PASS_ON, in_thread, together
 from s3kv.agent.weights import ByteSemaphore
 from s3kv.catalog.catalog import Catalog
-from s3kv.errors import AlreadyExists, CorruptData, NotFound, S3kvError, StoreError
+from s3kv.catalog.stored import header_beside
+from s3kv.errors import AlreadyExists, S3kvError, StoreError
 from s3kv.format.chunk import ChunkContent, EncodedPage, assemble_chunk, encode_page
 from s3kv.format.codecs import Codec
-from s3kv.format.header import ChunkHeader, chunk_id, header_size, read_header
+from s3kv.format.header import ChunkHeader, chunk_id
 from s3kv.format.keys import chunk_key
 from s3kv.format.records import ChunkAdded, GroupObject
 from s3kv.format.wire import Buffer
@@ -179,31 +180,12 @@ class Uploader:
         try:
             await self._store.put_if_absent(key, parts)
         except AlreadyExists:
-            if not self._catalog.is_forgotten(identity) and (found := await self._read_existing(key, header)):
-                return found
+            if not self._catalog.is_forgotten(identity) and (found := await header_beside(self._store, key, header)):
+                return _stored(found)
             # What lies there was found corrupt before, or is cut short: right bytes replace it (it heals).
             await self._store.put(key, parts)
         self._metrics.uploaded_bytes.inc(header.object_bytes)
-        return _Stored(GroupObject(header.object_bytes, header.header_bytes), header.codec_id)
-
-    async def _read_existing(self, key: str, ours: ChunkHeader) -> _Stored | None:
-        """Another agent stored this chunk. Its last bits and its codec may differ from ours: its header says."""
-        size = header_size(len(ours.blocks), len(ours.shards))
-        buffer = bytearray(size)
-        try:
-            meta = await self._store.head(key)
-            await self._store.get_into(key, memoryview(buffer))
-            header = read_header(
-                buffer,
-                expect_namespace=ours.namespace_digest,
-                expect_chunk=ours.chunk_id,
-                expect_group=ours.layer_group,
-            )
-        except (CorruptData, NotFound):
-            return None
-        if header.object_bytes != meta.size or header.shards != ours.shards:
-            return None
-        return _Stored(GroupObject(header.object_bytes, header.header_bytes), header.codec_id)
+        return _stored(header)
 
     async def _encode(self, run: Run, hashes: tuple[bytes, ...], group: int) -> tuple[ChunkHeader, list[Buffer]]:
         shards = self._pages.shards_of_group[group]
@@ -223,6 +205,10 @@ class Uploader:
 
     def _encode_pages(self, pages: Sequence[memoryview]) -> list[EncodedPage]:
         return [encode_page(page, self._codec, self._pages.spec.element_size) for page in pages]
+
+
+def _stored(header: ChunkHeader) -> _Stored:
+    return _Stored(GroupObject(header.object_bytes, header.header_bytes), header.codec_id)
 
 
 _PAGES_A_JOB = 16

@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from s3kv.catalog.entry import US, ChunkEntry
+from s3kv.catalog.stored import header_beside
 from s3kv.errors import AlreadyExists, CorruptData, NotFound
 from s3kv.format.header import ChunkHeader, Frame, chunk_id, encode_header, header_size, read_header
 from s3kv.format.keys import chunk_key
@@ -165,18 +166,9 @@ async def _whole(store: Store, key: str, ours: ChunkHeader) -> ChunkHeader | Non
     An engine or another collector stored it. Its encoding may differ from ours; the parts go once it is adopted, so
     every byte is looked at.
     """
-    buffer = bytearray(ours.header_bytes)
+    if (header := await header_beside(store, key, ours)) is None:
+        return None
     try:
-        meta = await store.head(key)
-        await store.get_into(key, memoryview(buffer))
-        header = read_header(
-            buffer,
-            expect_namespace=ours.namespace_digest,
-            expect_chunk=ours.chunk_id,
-            expect_group=ours.layer_group,
-        )
-        if header.object_bytes != meta.size or header.shards != ours.shards:
-            return None
         await check_frames(header, lambda offset, out: store.get_into(key, out, offset))
     except (CorruptData, NotFound):
         return None

@@ -169,19 +169,14 @@ class Demo:
         settings = self._settings = self._own_settings(self._settings, life)
         config = self._folder / life / "s3kv.yaml"
         write_settings(settings, config)
-        with only_settings_of(config):
-            connection = _agent(settings)
-        try:
-            with only_settings_of(config):
-                results = self._engine(prompts, CONNECTOR)
+        with only_settings_of(config), _agent_for(settings) as connection:
+            results = self._engine(prompts, CONNECTOR)
             self._progress("flushing")
             drained = connection.call(Drain(connection.next_id(), DRAIN_S), Drained, timeout_s=DRAIN_S + STATUS_S)
             if drained.unsaved_blocks:
                 raise S3kvError(f"{drained.unsaved_blocks} blocks could not be stored within {DRAIN_S:.0f} s")
             status = json.loads(connection.call(Status(connection.next_id()), Report, timeout_s=STATUS_S).text)
             return results, status
-        finally:
-            _end_agent(connection)
 
     def _engine(
         self,
@@ -291,6 +286,16 @@ def write_settings(settings: Settings, path: Path) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         yaml.safe_dump(values, file)
+
+
+@contextmanager
+def _agent_for(settings: Settings) -> Iterator[Connection]:
+    """It ends with the context."""
+    connection = _agent(settings)
+    try:
+        yield connection
+    finally:
+        _end_agent(connection)
 
 
 @contextmanager
